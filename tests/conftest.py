@@ -66,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log) if config.getoption("dist") == "loadscope" else None
 
 
-class SaidAtOnce:
+class FailureReporter:
     """Prints each failure when it happens: a run that is cut short prints no summary."""
 
     def __init__(self, out: Any) -> None:
@@ -80,10 +80,10 @@ class SaidAtOnce:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the process that reports say failures at once; those that xdist starts only test."""
+    """Print failures at once in the process that reports; the processes that xdist starts only test."""
     out = config.pluginmanager.get_plugin("terminalreporter")
     if out is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(SaidAtOnce(out))
+        config.pluginmanager.register(FailureReporter(out))
 
 
 @pytest.fixture(scope="session", autouse=True)

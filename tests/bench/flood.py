@@ -36,7 +36,7 @@ PROPERTIES = (
     b"\x26\x00\x04site\x00\x07plant-7"  # user properties
     b"\x26\x00\x02fw\x00\x061.22.0"
 )
-"""What a device with MQTT 5 may say beside each payload."""
+"""Properties that a device with MQTT 5 may send with each payload."""
 
 _BURST = 100
 

@@ -81,7 +81,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         costs: dict[str, list[float]] = defaultdict(list)
         cases = [case for case in CASES if case.bridge in bench.processes]
         for case in cases:
-            bench.flooded(case, COUNT // 3)  # Pulsar's JVM compiles: whoever came first would pay for all
+            bench.flooded(case, COUNT // 3)  # Pulsar's JVM compiles: the first client would pay for all
         for number in range(ROUNDS):
             for case in cases:
                 rate, cost = bench.flooded(case, COUNT)

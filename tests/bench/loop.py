@@ -54,7 +54,7 @@ _PARTS = {
     "commands": ("stream", "--part", "commands", "--set", _BUILT_IN),
     "tables": ("stream", "--part", "tables", "--set", _BUILT_IN, "--set", "streaming.nice=5"),
 }
-"""The words of each process: a Spark driver for commands, and one for tables that stands back for it."""
+"""The arguments of each process: a Spark driver for commands, and one for tables with lower priority."""
 _TABLES = ("bronze", "measurements", "readings")
 HOP_S = 180.0
 """How long the first reading, and the command of it, may take from one hop to the next, in seconds."""
@@ -181,8 +181,8 @@ class _Way:
         elif now - self._moved > HOP_S:
             self._note()
             lacks = next((hop for hop, count in counts.items() if not count), "the device receives")
-            said = ", ".join(f"{hop} {count:.0f}" for hop, count in counts.items())
-            raise TimeoutError(f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({said})")
+            progress = ", ".join(f"{hop} {count:.0f}" for hop, count in counts.items())
+            raise TimeoutError(f"no command came back, for {HOP_S:.0f} s nothing has reached: {lacks} ({progress})")
 
     def _metric(self, part: str, name: str, **labels: str) -> float:
         try:

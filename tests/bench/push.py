@@ -1,4 +1,4 @@
-"""Push to devices that are there: latency, sustained rate beside a bare paho loop, a command to a group, idle devices.
+"""Push to online devices: latency, sustained rate beside a bare paho loop, a command to a group, idle devices.
 
 The latency counts from the moment a command was due at Pulsar, not from when its write got out, to the moment its device
 had read it from its socket; devices are connections of their own in a process of their own, on the same machine.
@@ -81,7 +81,7 @@ class Place:
         return self.settings.mqtt.client_id
 
     def fleet(self, count: int, *, first: int = 0, keep_alive_s: int = 60, sleeping: int = 0) -> FleetSpec:
-        """Return devices that speak MQTT 5 and do not leave."""
+        """Return devices with MQTT 5 that do not disconnect."""
         mqtt = self.settings.mqtt
         return FleetSpec(
             mqtt.host,
@@ -253,13 +253,13 @@ def _bare_rate(at: Place, fleet: DeviceProcesses) -> float:
 
 
 def _publish(client: paho.Client, one: Command) -> None:
-    told = Properties(PacketTypes.PUBLISH)
-    told.UserProperty = [
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.UserProperty = [
         (ORIGIN_PROPERTY, ORIGIN_PUSH),
         (COMMAND_ID_PROPERTY, one.command_id),
         (COMMAND_POSITION_PROPERTY, "0.0.0.0.0"),
     ]
-    client.publish(one.mqtt_topic, one.payload, 1, properties=told)
+    client.publish(one.mqtt_topic, one.payload, 1, properties=properties)
 
 
 def _idle(at: Place, fleet: DeviceProcesses, process: psutil.Process, devices: int) -> float:

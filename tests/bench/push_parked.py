@@ -1,9 +1,9 @@
 """Push with commands for 100,000 devices that are away: memory, restart, and a thousand of them that wake at once.
 
-Their absence is announced as a will announces it; the commands are written in the order of the devices, ten each. Live
-devices get commands meanwhile, open loop: while nobody comes; while a thousand connect and say nothing, which shows what
-so many connections cost the MQTT broker and the machine; and while the thousand wake: within five seconds they say that
-they are there.
+Their absence is announced like a will; the commands are written in the order of the devices, ten each. Live
+devices get commands meanwhile, open loop: while no device connects; while a thousand connect silently, which shows the cost
+of so many connections for the MQTT broker and the machine; and while the thousand wake: within five seconds they
+report that they are online.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def measure() -> tuple[list[Figure], list[str]]:
     return [
         Figure("push.parked_bytes", max(parked, found.peak), "bytes", "the bar", MEMORY),
         Figure("push.parked_restart", found.restart_ms, "ms", "the bar", RESTART_MS),
-        Figure("push.connecting.live_p99", connecting, "ms", "live p99 while nobody comes", before),
-        Figure("push.waking.live_p99", during, "ms", "live p99 while nobody comes", before),
+        Figure("push.connecting.live_p99", connecting, "ms", "live p99 while no device connects", before),
+        Figure("push.waking.live_p99", during, "ms", "live p99 while no device connects", before),
         Figure("push.waking.rate", found.rate, "1/s", "push.replay_rate of all partitions", _shaped(at)),
     ], []
 
@@ -90,7 +90,7 @@ class _Found(NamedTuple):
     peak: float
     restart_ms: float
     live_p99: list[float]
-    """In ms: while nobody comes, while devices connect, while they wake."""
+    """In ms: while no device connects, while devices connect, while they wake."""
     rate: float
 
 
@@ -121,7 +121,7 @@ def _parked(endpoint: Endpoint) -> int:
 
 
 def _wake(at: Place, fleets: _Fleets, away: int, waking: int) -> _Found:
-    """Start push anew, have some connect, then wake."""
+    """Restart push, let some devices connect, then wake."""
     sleepers, live = fleets
     write_many(at.settings, [at.command(away, 0)])
     began = time.time()
@@ -150,7 +150,7 @@ def _wake(at: Place, fleets: _Fleets, away: int, waking: int) -> _Found:
         )
         poll_for(lambda: live.arrivals() >= 1 + written[0], 60, "the last live commands", every=0.5)
     late = [latencies_ms(live.events(), since=a, until=b) for a, b in pairwise(times)]
-    for name, one in zip(("nobody comes", "devices connect", "they wake"), late, strict=True):
+    for name, one in zip(("no device connects", "devices connect", "they wake"), late, strict=True):
         print(
             f"  live while {name}: {len(one)} commands, p50 {percentile(one, 0.5):.1f} ms, "
             f"p99 {percentile(one, 0.99):.1f} ms, at most {max(one):.0f} ms",

@@ -1,4 +1,4 @@
-"""What a benchmark measured: one figure, its unit, and what it stands beside."""
+"""The result of a benchmark: one figure, its unit, and its reference."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ PACE: Final = 200
 WARM_SECONDS: Final = 40
 SECONDS: Final = 30
 _READY: Final = {"ingest": "subscribed at the MQTT broker"}
-"""What a tier has to say first: what is published while nobody is subscribed is lost."""
+"""The line that a tier prints first: messages published without a subscriber are lost."""
 _MORE: Final = {"stream": ("--only", "measurements")}
 """More words for a tier."""
 
@@ -174,8 +174,8 @@ def batches_of(size: int, count: int) -> Iterator[list[Message]]:
     devices = [f"bench-{n:03}" for n in range(DEVICES)]
     ingest = [encode_ingest(link="pulsebridge", protocol="5", rule="bench", device=name) for name in devices]
     heads = [
-        head_of(name, {P_TOPIC: f"wearables/{name}/glucose", P_INGEST: said})
-        for name, said in zip(devices, ingest, strict=True)
+        head_of(name, {P_TOPIC: f"wearables/{name}/glucose", P_INGEST: envelope})
+        for name, envelope in zip(devices, ingest, strict=True)
     ]
     begin = int(time.time()) - 30 * 86_400
     for first in range(0, size * count, entry):

@@ -181,7 +181,7 @@ def _pulsar_perf(stack: LocalStack, topic: str) -> float:
         done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=env, check=False)
     found = re.findall(r"Aggregated throughput stats --- (\d+) records received --- ([\d.,]+) msg/s", done.stdout)
     if not found or int(found[-1][0]) < MESSAGES:
-        raise RuntimeError(f"pulsar-perf said nothing to take a rate from:\n{(done.stdout + done.stderr)[-1500:]}")
+        raise RuntimeError(f"pulsar-perf printed no rate:\n{(done.stdout + done.stderr)[-1500:]}")
     return float(found[-1][1].replace(",", ""))
 
 

@@ -70,12 +70,12 @@ def _hostile(args: argparse.Namespace, seed: int) -> int:
         ) as one,
     ):
         _say(f"attacks for {args.seconds:.0f} s")
-        pause, until, told = threading.Event(), time.monotonic() + args.seconds, 0
+        pause, until, reported = threading.Event(), time.monotonic() + args.seconds, 0
         while (left := until - time.monotonic()) > 0:
             pause.wait(min(left, 10.0))  # how long the attacks last: nothing is waited for
             broken = one.interruptions()
-            if len(broken) > told:
-                told = len(broken)
+            if len(broken) > reported:
+                reported = len(broken)
                 _say(f"{left:5.0f} s left: {'; '.join(broken)}")
         found = one.account(_say)
         _say(found.text())

@@ -52,17 +52,17 @@ def near_kills(at: float, kills: Sequence[Kill]) -> str:
     """Tell the last kill before and the next one after a moment."""
     before = max((k for k in kills if k.at <= at), key=lambda k: k.at, default=None)
     after = min((k for k in kills if k.at > at), key=lambda k: k.at, default=None)
-    told = []
+    kills_near = []
     if before is not None:
         up = f"up {at - before.up:.3f} s before" if before.up <= at else f"up {before.up - at:.3f} s after"
-        told.append(f"{before.victim} killed {at - before.at:.3f} s before, {up}")
+        kills_near.append(f"{before.victim} killed {at - before.at:.3f} s before, {up}")
     if after is not None:
-        told.append(f"{after.victim} killed {after.at - at:.3f} s after")
-    return ", ".join(told) or "no kill"
+        kills_near.append(f"{after.victim} killed {after.at - at:.3f} s after")
+    return ", ".join(kills_near) or "no kill"
 
 
 def paging_lines(log: Path, count: int = 20) -> str:
-    """Return what the MQTT broker has said last of paging and of trouble."""
+    """Return the last lines of the MQTT broker about paging and errors."""
     marks = ("aging", "WARN", "ERROR")
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return "\n".join(line[:300] for line in [one for one in lines if any(m in one for m in marks)][-count:])

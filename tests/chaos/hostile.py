@@ -1,6 +1,6 @@
 """Hostile devices: ordinary MQTT clients by raw sockets, each of which publishes what should hurt ingest or push.
 
-What they may write is what a broker without ACLs lets anybody write, less the topics of the honest devices.
+They write what a broker without ACLs accepts from any client, less the topics of the honest devices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BOM: Final = "\ufeff"
 
 @dataclass(frozen=True)
 class Target:
-    """Where the hostile publish. ``places`` returns partition, ledger, entry and index of commands under way."""
+    """The topics of hostile devices. ``places`` returns partition, ledger, entry and index of commands in flight."""
 
     host: str
     port: int
@@ -46,11 +46,11 @@ class Target:
 
 
 def _publish(
-    topic: str | bytes, payload: bytes = b"evil", *, said: bytes = b"", qos: int = 1, retain: bool = False
+    topic: str | bytes, payload: bytes = b"evil", *, properties: bytes = b"", qos: int = 1, retain: bool = False
 ) -> bytes:
-    """Return an MQTT 5 PUBLISH with the properties ``said``, its packet identifier 1."""
+    """Return an MQTT 5 PUBLISH with ``properties``, its packet identifier 1."""
     mid = b"\0\1" if qos else b""
-    return packet(0x30 | qos << 1 | retain, text(topic) + mid + variable(len(said)) + said + payload)
+    return packet(0x30 | qos << 1 | retain, text(topic) + mid + variable(len(properties)) + properties + payload)
 
 
 def _user(name: str | bytes, value: str | bytes) -> bytes:
@@ -149,25 +149,25 @@ def _device(target: Target, chance: random.Random) -> str:
 
 
 def _mark_in_user(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(_device(target, chance), said=_user("n", _BOM + "v"))]
+    return [_publish(_device(target, chance), properties=_user("n", _BOM + "v"))]
 
 
 def _mark_in_type(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(_device(target, chance), said=b"\x03" + text(_BOM))]
+    return [_publish(_device(target, chance), properties=b"\x03" + text(_BOM))]
 
 
 def _null(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(_device(target, chance), said=_user("n\0", "v"))]
+    return [_publish(_device(target, chance), properties=_user("n\0", "v"))]
 
 
 def _no_utf8(target: Target, chance: random.Random) -> list[bytes]:
-    said = chance.choice([_user(b"\xff", b"\xfe"), b"\x03" + text(b"\xed\xa0\x80")])
+    properties = chance.choice([_user(b"\xff", b"\xfe"), b"\x03" + text(b"\xed\xa0\x80")])
     topic = _device(target, chance).encode()
-    return [_publish(topic if chance.random() < 0.5 else topic + b"\xff", said=said)]
+    return [_publish(topic if chance.random() < 0.5 else topic + b"\xff", properties=properties)]
 
 
 def _control(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(f"{target.root}/evil\x1b[2J\nhttp:/y", said=_user("\x07", "\u202e"))]
+    return [_publish(f"{target.root}/evil\x1b[2J\nhttp:/y", properties=_user("\x07", "\u202e"))]
 
 
 def _long_topic(target: Target, chance: random.Random) -> list[bytes]:
@@ -184,15 +184,15 @@ def _forged(target: Target, chance: random.Random) -> list[bytes]:
     for partition, ledger, entry, index in list(target.places())[-10:]:
         place = f"0.{partition}.{ledger}.{entry}.{index}"
         failed = chance.choice([b"", _user("failed", "1")])
-        found.append(_publish(f"{target.answers}/0/{partition}", b"forged", said=b"\x09" + text(place) + failed))
+        found.append(_publish(f"{target.answers}/0/{partition}", b"forged", properties=b"\x09" + text(place) + failed))
         found.append(_publish(f"{target.answers}/{place.replace('.', '/')}", b"forged"))
         found.append(_publish(f"{target.answers}/{place.replace('.', '/')}/failed", b"forged"))
     return found or [_publish(f"{target.answers}/0/0", b"forged")]
 
 
 def _poisoned_answer(target: Target, chance: random.Random) -> list[bytes]:
-    said = chance.choice([_user(_BOM, _BOM), b"\x03" + text(_BOM), b"\x09" + text(b"\xff" * 9)])
-    return [_publish(f"{target.answers}/0/{chance.randrange(4)}", said=said)]
+    properties = chance.choice([_user(_BOM, _BOM), b"\x03" + text(_BOM), b"\x09" + text(b"\xff" * 9)])
+    return [_publish(f"{target.answers}/0/{chance.randrange(4)}", properties=properties)]
 
 
 def _resume_flood(target: Target, chance: random.Random) -> list[bytes]:
@@ -201,16 +201,16 @@ def _resume_flood(target: Target, chance: random.Random) -> list[bytes]:
         _publish(f"{target.root}/resume/evil{chance.randrange(1000)}", chance.choice(asked), qos=0)
         for _ in range(_FLOOD)
     ]
-    return [*flood, _publish(f"{target.root}/resume/evil", chance.choice(asked), said=_user(_BOM, "v"))]
+    return [*flood, _publish(f"{target.root}/resume/evil", chance.choice(asked), properties=_user(_BOM, "v"))]
 
 
 def _retained(target: Target, chance: random.Random) -> list[bytes]:
     topic = f"{target.root}/status/evil{chance.randrange(_RETAINED)}"
-    return [_publish(topic, b"online", said=_user(_BOM, "v"), retain=True)]
+    return [_publish(topic, b"online", properties=_user(_BOM, "v"), retain=True)]
 
 
 def _exactly_once(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(_device(target, chance), said=_user("n", _BOM), qos=2)]
+    return [_publish(_device(target, chance), properties=_user("n", _BOM), qos=2)]
 
 
 def _invented(target: Target, chance: random.Random) -> list[bytes]:
@@ -223,7 +223,7 @@ def _invented_status(target: Target, chance: random.Random) -> list[bytes]:
 
 
 def _malformed(target: Target, chance: random.Random) -> list[bytes]:
-    said = chance.choice(
+    properties = chance.choice(
         [
             b"\x03" + text("a") + b"\x03" + text("b"),
             b"\x01\x02",
@@ -234,7 +234,7 @@ def _malformed(target: Target, chance: random.Random) -> list[bytes]:
             b"\x01",
         ]
     )
-    return [_publish(_device(target, chance), said=said)]
+    return [_publish(_device(target, chance), properties=properties)]
 
 
 def _not_mqtt(target: Target, chance: random.Random) -> list[bytes]:
@@ -242,7 +242,7 @@ def _not_mqtt(target: Target, chance: random.Random) -> list[bytes]:
 
 
 def _impostor(target: Target, chance: random.Random) -> list[bytes]:
-    return [_publish(_device(target, chance), said=_user("pulsebridge-origin", "push"))]
+    return [_publish(_device(target, chance), properties=_user("pulsebridge-origin", "push"))]
 
 
 def _bomb(target: Target, chance: random.Random) -> list[bytes]:

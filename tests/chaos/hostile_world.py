@@ -125,8 +125,8 @@ def _longest(times: Sequence[int]) -> int:
 
 def _tail(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
-    said = [line for line in lines if '"warning"' in line or '"error"' in line or not line.startswith("{")]
-    return json.dumps([line[:400] for line in said[-12:]], ensure_ascii=True, indent=1)
+    lines_of_interest = [line for line in lines if '"warning"' in line or '"error"' in line or not line.startswith("{")]
+    return json.dumps([line[:400] for line in lines_of_interest[-12:]], ensure_ascii=True, indent=1)
 
 
 @contextmanager

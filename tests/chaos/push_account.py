@@ -1,4 +1,4 @@
-"""Whether each command reached its device, in order, and was told of once: by what devices, Pulsar and push recorded. Pure.
+"""Whether each command reached its device, in order, with one receipt: by the records of devices, Pulsar and push.
 
 Three records are compared, none of which is push's own memory: the commands that Pulsar acknowledged to their writer,
 the logs of the devices, and the receipts. What may be repeated, and by what:
@@ -8,10 +8,10 @@ the logs of the devices, and the receipts. What may be repeated, and by what:
 - The broker keeps for a persistent session what was sent while it was away, with its marked repetitions.
 - The MQTT broker repeats, unmarked, what a device with a persistent session had not acknowledged when its connection
   ended (MQTT-4.4.0-1; Artemis does not set DUP).
-  What it had sent to a connection that nobody read may come behind a marked copy that arrived as the device did: it
-  returns to its queue when the connection is taken over, and meanwhile the new one gets what is new.
+  A command that it had sent to a connection without a reader may come after a marked copy: it returns to its queue
+  when the connection is taken over, and meanwhile the new connection gets new commands.
 - A receipt is written again after a kill (``bridge.push.live``, commit order), and the copy of a command that Pulsar's
-  client wrote twice is told of as ``duplicate``.
+  client wrote twice has the receipt ``duplicate``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Final, NamedTuple
 from tests.chaos.evidence import Kill
 from tests.support.device_fleet import DeviceEvent
 
-__all__ = ["Told", "Verdict", "judge"]
+__all__ = ["TimedReceipt", "Verdict", "verdict_of"]
 
 _BEFORE_S: Final = 1.0
 AFTER_S: Final = 20.0
-"""How long after its victim is up again a kill explains: devices and push connect anew, and answers are awaited."""
+"""How long after its victim is up again a kill explains: devices and push reconnect, and answers are awaited."""
 _KEPT_S: Final = 5.0
 """How long after a device has come what the broker kept for it arrives."""
 _KINDS: Final = (
@@ -44,7 +44,7 @@ _SHOWN: Final = 12
 """Lines of evidence for each kind of violation."""
 
 
-class Told(NamedTuple):
+class TimedReceipt(NamedTuple):
     """A receipt: its state, the answer in it, and when Pulsar stored it, in seconds since the epoch."""
 
     state: str
@@ -62,7 +62,7 @@ class Verdict:
     disordered: list[str] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
     unexplained: list[str] = field(default_factory=list)
-    untold: list[str] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
     """Commands without exactly one kind of final receipt, or with one that is not what the device did."""
     repeats: Counter[str] = field(default_factory=Counter)
     evidence: list[str] = field(default_factory=list)
@@ -70,19 +70,19 @@ class Verdict:
     @property
     def broken(self) -> bool:
         """Whether anything was found that must not be."""
-        return bool(self.missing or self.disordered or self.unmarked or self.unexplained or self.untold)
+        return bool(self.missing or self.disordered or self.unmarked or self.unexplained or self.unsettled)
 
     @property
     def lacking(self) -> int:
         """How many commands or receipts have not come so far."""
-        return len(self.missing) + len(self.untold)
+        return len(self.missing) + len(self.unsettled)
 
     def text(self) -> str:
         """Return sums, and the first of each kind of violation with its evidence."""
         counts = (
             f"{self.commands} commands, {self.received} arrivals, {len(self.missing)} missing, {len(self.disordered)} out of "
             f"order, repeats {dict(sorted(self.repeats.items()))}, {len(self.unmarked)} unmarked, {len(self.unexplained)} "
-            f"unexplained, {len(self.untold)} without one final receipt"
+            f"unexplained, {len(self.unsettled)} without one final receipt"
         )
         shown: Counter[str] = Counter()
         lines = [counts]
@@ -114,18 +114,18 @@ class _Life:
 
     def near(self, at: int) -> str:
         found = bisect_right(self._times, at)
-        told = [
+        found_receipts = [
             f"{'connected' if move.kind == 'C' else f'left ({move.number})'} {(move.at - at) / 1e6:+.3f} s, connection "
             f"{move.connection}{', persistent' if move.persistent else ''}"
             for move in self.moves[max(0, found - 2) : found + 2]
         ]
-        return "; ".join(told) or "never connected"
+        return "; ".join(found_receipts) or "never connected"
 
 
-def judge(
+def verdict_of(
     written: Mapping[int, Sequence[float]],
     events: Iterable[DeviceEvent],
-    receipts: Mapping[str, Sequence[Told]],
+    receipts: Mapping[str, Sequence[TimedReceipt]],
     kills: Sequence[Kill],
     *,
     name: str = "d%06d",
@@ -143,11 +143,11 @@ def judge(
         life = _Life(sorted(by_device[device], key=lambda event: event.at))
         verdict.commands += len(times)
         verdict.received += len(life.received)
-        _Judge(verdict, name % device, device, life, kills).all_of(times, receipts)
+        _DeviceCheck(verdict, name % device, device, life, kills).all_of(times, receipts)
     return verdict
 
 
-class _Judge:
+class _DeviceCheck:
     """Judges one device."""
 
     def __init__(self, verdict: Verdict, name: str, device: int, life: _Life, kills: Sequence[Kill]) -> None:
@@ -157,14 +157,14 @@ class _Judge:
         self._life = life
         self._kills = kills
 
-    def all_of(self, times: Sequence[float], receipts: Mapping[str, Sequence[Told]]) -> None:
+    def all_of(self, times: Sequence[float], receipts: Mapping[str, Sequence[TimedReceipt]]) -> None:
         had = self._arrivals()
         for number, at in enumerate(times):
-            told = receipts.get(f"{self._name}-{number}", ())
+            found_receipts = receipts.get(f"{self._name}-{number}", ())
             if number not in had:
                 self._verdict.missing.append((self._device, number))
-                self._tell(f"{self._name}-{number} is missing; receipts {_states(told)}", int(at * 1e6))
-            self._receipts(number, at, told)
+                self._report(f"{self._name}-{number} is missing; receipts {_states(found_receipts)}", int(at * 1e6))
+            self._receipts(number, at, found_receipts)
 
     def _arrivals(self) -> Mapping[int, Sequence[DeviceEvent]]:
         last = -1
@@ -176,7 +176,7 @@ class _Judge:
             elif number < last:
                 line = f"{self._name}-{number} after {last}"
                 self._verdict.disordered.append(line)
-                self._tell(line, event.at)
+                self._report(line, event.at)
             last = max(last, number)
             had[number].append(event)
         return had
@@ -198,7 +198,7 @@ class _Judge:
         if not event.repeat:
             self._verdict.unmarked.append(line)
             places = f"at {before.position}, then at {event.position}"
-            self._tell(f"{line}, unmarked, first marked: {before.repeat}; {places}", event.at)
+            self._report(f"{line}, unmarked, first marked: {before.repeat}; {places}", event.at)
         if self._crash(before.at / 1e6, event.at / 1e6):
             count["marked, after a kill"] += 1
         elif self._life.comes_with_its_session(event):
@@ -207,10 +207,10 @@ class _Judge:
             count["marked, the device had left"] += 1
         else:
             self._verdict.unexplained.append(line)
-            self._tell(f"{line}, no kill, no absence", event.at)
+            self._report(f"{line}, no kill, no absence", event.at)
 
-    def _receipts(self, number: int, at: float, told: Sequence[Told]) -> None:
-        final = [one for one in told if one.state != "duplicate"]
+    def _receipts(self, number: int, at: float, found_receipts: Sequence[TimedReceipt]) -> None:
+        final = [one for one in found_receipts if one.state != "duplicate"]
         why = ""
         if {one.state for one in final} != {"answered"}:
             why = "no final receipt" if not final else "not one kind of final receipt"
@@ -221,14 +221,14 @@ class _Judge:
             if not self._crash(final[0].at, final[-1].at):
                 why = "a receipt written again without a kill"
         if why:
-            line = f"{self._name}-{number}: {why}: {_states(told)}"
-            self._verdict.untold.append(line)
-            self._tell(line, int((final[0].at if final else at) * 1e6))
+            line = f"{self._name}-{number}: {why}: {_states(found_receipts)}"
+            self._verdict.unsettled.append(line)
+            self._report(line, int((final[0].at if final else at) * 1e6))
 
     def _crash(self, first: float, last: float) -> bool:
         return any(kill.at - _BEFORE_S <= last and first <= kill.up + AFTER_S for kill in self._kills)
 
-    def _tell(self, line: str, at_us: int) -> None:
+    def _report(self, line: str, at_us: int) -> None:
         at = at_us / 1e6
         near = [
             f"{kill.victim} killed {kill.at - at:+.1f} s, up {kill.up - at:+.1f} s"
@@ -240,5 +240,5 @@ class _Judge:
         )
 
 
-def _states(told: Sequence[Told]) -> str:
-    return ", ".join(f"{one.state} at {one.at:.3f}" for one in told) or "none"
+def _states(found_receipts: Sequence[TimedReceipt]) -> str:
+    return ", ".join(f"{one.state} at {one.at:.3f}" for one in found_receipts) or "none"

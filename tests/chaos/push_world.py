@@ -30,7 +30,7 @@ from bridge.settings import LogSettings, PulsarSettings, Settings
 from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill
-from tests.chaos.push_account import Told, Verdict, judge
+from tests.chaos.push_account import TimedReceipt, Verdict, verdict_of
 from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.push import provision, push_settings
@@ -191,7 +191,7 @@ class PushWorld:
         port: int | None = None,
         **push: object,
     ) -> None:
-        """``old_share`` of the devices speak MQTT 3.1.1: then commands name their positions in their topics.
+        """``old_share`` of the devices use MQTT 3.1.1: then commands name their positions in their topics.
 
         ``root`` is the level above all topics, ``port`` that of a proxy before the MQTT broker; ``push`` are further settings
         of that section.
@@ -283,7 +283,7 @@ class PushWorld:
     # --- kills ---
 
     def kill(self, victim: Victim | Literal["frozen"], chance: random.Random, *, still_s: float = 25.0) -> None:
-        """Kill one with -9 and start it again, or let a worker stand still for at most ``still_s``."""
+        """Kill one with -9 and start it again, or stop a worker for at most ``still_s``."""
         self.kills[victim] += 1
         at = time.time()
         if victim == "worker":
@@ -292,7 +292,7 @@ class PushWorld:
         elif victim == "frozen":
             one = chance.choice(self._workers)
             one.process.send_signal(signal.SIGSTOP)
-            threading.Event().wait(chance.uniform(2, still_s))  # how long it stands still: nothing is waited for
+            threading.Event().wait(chance.uniform(2, still_s))  # how long it is stopped: this waits for no condition
             one.process.send_signal(signal.SIGCONT)
         else:
             self.stack.kill(victim)
@@ -335,7 +335,7 @@ class PushWorld:
             self.owned()
 
     def _waits(self, one: _Worker) -> bool:
-        """Whether it has begun: push says nothing while it stands by, but its threads are there."""
+        """Whether it has started: push logs nothing on standby, but its threads exist."""
         assert one.running, one.text()[-3000:]
         with Path(f"/proc/{one.process.pid}/status").open() as status:
             threads = next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
@@ -381,20 +381,20 @@ class PushWorld:
         say: Callable[[str], None] = lambda line: None,
     ) -> Verdict:
         """Stop writing, have all devices come, wait for each command and its receipt for as long as ever more of them
-        come, and judge.
+        come, and check the account.
         """
         self.fill()
         self.writer.stop()
         fleet.order("stay")
         fleet.all_there()
         began = time.monotonic()
-        found = self._judged(fleet)
+        found = self._verdict(fleet)
         took = time.monotonic() - began
 
         def more_came() -> bool:
             nonlocal found
             self.check()
-            before, found = found, self._judged(fleet)
+            before, found = found, self._verdict(fleet)
             return found.lacking < before.lacking
 
         while found.lacking:
@@ -405,19 +405,21 @@ class PushWorld:
                 found.evidence[:0] = [str(e)[:3000], self._logs()]
                 return found
         self.drain()
-        return self._judged(fleet)
+        return self._verdict(fleet)
 
-    def _judged(self, fleet: DeviceProcesses) -> Verdict:
-        return judge(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)
+    def _verdict(self, fleet: DeviceProcesses) -> Verdict:
+        return verdict_of(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)
 
-    def _receipts(self) -> dict[str, list[Told]]:
-        told: dict[str, list[Told]] = defaultdict(list)
+    def _receipts(self) -> dict[str, list[TimedReceipt]]:
+        found: dict[str, list[TimedReceipt]] = defaultdict(list)
         for _, message in read_back(self.pulsar, self.pulsar.system_topic(RECEIPTS_TOPIC)):
             receipt = Receipt.decode(message.data())
-            told[receipt.command_id].append(Told(receipt.state, receipt.answer, message.publish_timestamp() / 1000))
-        for several in told.values():
+            found[receipt.command_id].append(
+                TimedReceipt(receipt.state, receipt.answer, message.publish_timestamp() / 1000)
+            )
+        for several in found.values():
             several.sort(key=lambda one: one.at)
-        return told
+        return found
 
     def _logs(self) -> str:
         lines = [
@@ -443,8 +445,8 @@ def push_world(
     old_share: float = 0.25,
     **more: Any,
 ) -> Iterator[tuple[PushWorld, DeviceProcesses]]:
-    """A world with its devices there and commands being written. ``old_share`` of them speak MQTT 3.1.1; ``more`` is as for
-    ``PushWorld``.
+    """A world with online devices and a running writer of commands. ``old_share`` of the devices use MQTT 3.1.1;
+    ``more`` is as for ``PushWorld``.
     """
     made = PushWorld(stack, folder, devices=devices, rate=rate, seed=seed, old_share=old_share, **more)
     spec = made.spec(devices=devices, seed=seed, present_s=present_s, away_s=away_s)

@@ -80,25 +80,25 @@ class TablesBeside:
 
     def interruptions(self) -> list[str]:
         """Return what was interrupted so far."""
-        said = self.log.read_text(errors="replace")
+        output = self.log.read_text(errors="replace")
         found = []
         if self._process is None or self._process.poll() is not None:
-            found.append(f"the job ended by itself: {json.dumps(said[-3000:])}")
-        if _AGAIN in said:
-            found.append(f"{said.count(_AGAIN)} times a flow failed and was started again")
+            found.append(f"the job ended by itself: {json.dumps(output[-3000:])}")
+        if _AGAIN in output:
+            found.append(f"{output.count(_AGAIN)} times a flow failed and was started again")
         return found
 
     def account(self, confirmed: list[int]) -> list[str]:
-        """Wait until all is judged, and return what is wrong; ``confirmed`` is how many messages each device has sent."""
+        """Wait until every message is in a table, and return the errors; ``confirmed``: messages sent per device."""
         wanted = {f"d{device:03d}#{n}" for device, count in enumerate(confirmed) for n in range(count)}
 
-        def judged() -> bool:
+        def all_in_tables() -> bool:
             broken = self.interruptions()
             assert not broken, broken
             rows = self.rows("bronze")
             return rows >= self._stored() and self.rows("typed") + self.rows("quarantine") >= rows
 
-        poll_for(judged, 300, "every message in the table or in quarantine", every=2)
+        poll_for(all_in_tables, 300, "every message in the table or in quarantine", every=2)
         found = Counter(v for v in self._column("typed", "_id") if v in wanted)
         missing = wanted - found.keys()
         twice = [name for name, count in found.items() if count > 1]

@@ -29,7 +29,7 @@ def assert_whole(one: World, fleet: Fleet, say: str) -> None:
 
 def test_a_worker_killed_three_times_at_each_point_loses_and_mixes_nothing(stack: LocalStack, tmp_path: Path) -> None:
     with world(stack, tmp_path) as one:
-        one.start()  # before the fleet: what nobody subscribes to is acknowledged and dropped
+        one.start()  # before the fleet: a message without a subscriber is acknowledged and dropped
         one.end_worker()
         # Artemis gives each redelivery a new packet identifier and keeps those of former connections: on a slow machine
         # a higher rate uses up all 65,535 before the last kill, and then it hangs.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.evidence import Kill
-from tests.chaos.push_account import AFTER_S, Told, Verdict, judge
+from tests.chaos.push_account import AFTER_S, TimedReceipt, Verdict, verdict_of
 from tests.support.device_fleet import DeviceEvent
 
 Arrival = tuple[float, int, bool, int]  # seconds, command, repeat, connection
@@ -15,7 +15,7 @@ _STEADY = [(1.0, 0, False, 1), (2.0, 1, False, 1)]
 def account(
     *arrivals: Arrival,
     kills: tuple[Kill, ...] = (),
-    told: dict[str, list[Told]] | None = None,
+    receipts: dict[str, list[TimedReceipt]] | None = None,
     persistent: bool = False,
     came: tuple[tuple[float, int], ...] = (),
 ) -> Verdict:
@@ -24,8 +24,10 @@ def account(
         for at, n, repeat, connection in arrivals
     ]
     events += [DeviceEvent(int(at * 1e6), "C", 7, connection, persistent=persistent) for at, connection in came]
-    told = {f"d7-{n}": [Told("answered", f"d7 did {n}".encode(), n + 1.5)] for n in (0, 1)} | (told or {})
-    return judge({7: [0.5, 0.6]}, events, told, kills, name="d%d")
+    receipts = {f"d7-{n}": [TimedReceipt("answered", f"d7 did {n}".encode(), n + 1.5)] for n in (0, 1)} | (
+        receipts or {}
+    )
+    return verdict_of({7: [0.5, 0.6]}, events, receipts, kills, name="d%d")
 
 
 def test_what_came_in_order_and_was_answered_is_whole() -> None:
@@ -34,13 +36,13 @@ def test_what_came_in_order_and_was_answered_is_whole() -> None:
     assert (found.commands, found.received) == (2, 2)
 
 
-def test_a_command_that_did_not_arrive_is_missing_and_told_with_the_kills_near() -> None:
+def test_a_command_that_did_not_arrive_is_reported_missing_with_the_kills_near() -> None:
     found = account(_STEADY[0], kills=(Kill("pulsar", 0.7, 0.9),))
     assert found.missing == [(7, 1)]
     assert "pulsar killed +0.1 s" in found.text()
 
 
-def test_first_arrivals_out_of_order_are_told() -> None:
+def test_first_arrivals_out_of_order_are_reported() -> None:
     assert len(account((1.0, 1, False, 1), (2.0, 0, False, 1)).disordered) == 1
 
 
@@ -53,7 +55,7 @@ def test_a_repetition_needs_a_mark_and_a_cause() -> None:
     assert not account(*_STEADY, (3.0, 1, True, 2)).broken  # the device was away in between
     assert len(account(*_STEADY, (3.0, 1, False, 2)).unmarked) == 1
     assert not account(*_STEADY, (3.0, 1, False, 2), persistent=True).broken  # by the broker
-    both = (*_STEADY, (3.0, 1, True, 2), (3.1, 1, False, 2))  # and once more what it had given before
+    both = (*_STEADY, (3.0, 1, True, 2), (3.1, 1, False, 2))  # and again what it had answered before
     assert not account(*both, persistent=True).broken
     assert len(account(*both).unmarked) == 1
 
@@ -72,20 +74,24 @@ def test_marked_copies_that_come_together_with_a_persistent_session_were_kept_by
 
 
 @pytest.mark.parametrize(
-    "told",
+    "receipts",
     [
         [],
-        [Told("duplicate", b"", 2.0)],
-        [Told("overflowed", b"", 2.0)],
-        [Told("answered", b"d7 did 1", 2.0), Told("expired", b"", 3.0)],
-        [Told("answered", b"d8 did 1", 2.0)],
-        [Told("answered", b"d7 did 1", 2.0), Told("answered", b"d7 did 1", 3.0)],
+        [TimedReceipt("duplicate", b"", 2.0)],
+        [TimedReceipt("overflowed", b"", 2.0)],
+        [TimedReceipt("answered", b"d7 did 1", 2.0), TimedReceipt("expired", b"", 3.0)],
+        [TimedReceipt("answered", b"d8 did 1", 2.0)],
+        [TimedReceipt("answered", b"d7 did 1", 2.0), TimedReceipt("answered", b"d7 did 1", 3.0)],
     ],
 )
-def test_each_command_needs_one_final_receipt_with_its_own_devices_answer(told: list[Told]) -> None:
-    assert len(account(*_STEADY, told={"d7-1": told}).untold) == 1
+def test_each_command_needs_one_final_receipt_with_its_own_devices_answer(receipts: list[TimedReceipt]) -> None:
+    assert len(account(*_STEADY, receipts={"d7-1": receipts}).unsettled) == 1
 
 
 def test_a_kill_explains_a_second_receipt_and_the_writer_a_duplicate() -> None:
-    twice = [Told("answered", b"d7 did 1", 2.0), Told("answered", b"", 3.0), Told("duplicate", b"", 4.0)]
-    assert not account(*_STEADY, told={"d7-1": twice}, kills=(Kill("worker", 2.5, 2.8),)).broken
+    twice = [
+        TimedReceipt("answered", b"d7 did 1", 2.0),
+        TimedReceipt("answered", b"", 3.0),
+        TimedReceipt("duplicate", b"", 4.0),
+    ]
+    assert not account(*_STEADY, receipts={"d7-1": twice}, kills=(Kill("worker", 2.5, 2.8),)).broken

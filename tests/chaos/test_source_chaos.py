@@ -26,7 +26,7 @@ RATE = 1000
 
 @pytest.mark.timeout(300 + 2 * SECONDS)
 @pytest.mark.parametrize("hot", [True, False], ids=["hot", "cold"])
-def test_each_message_is_in_the_table_once_whoever_is_killed(
+def test_each_message_is_in_the_table_once_with_any_process_killed(
     private_stack: LocalStack, tmp_path: Path, request: pytest.FixtureRequest, hot: bool
 ) -> None:
     seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))

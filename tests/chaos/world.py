@@ -204,22 +204,22 @@ class World:
         def whole() -> bool:
             try:
                 found[:] = [ledger()]
-            except pulsar.PulsarException:  # it was killed lately, and loads its topics
+            except pulsar.PulsarException:  # it was killed a moment ago, and loads its topics
                 return False
             return not found[0].missing
 
         try:
             poll_for(whole, 180, "all that was acknowledged", every=2.0)
         except AssertionError as e:
-            told = "the topic could not be read"
+            evidence = "the topic could not be read"
             if found:
-                told = f"{found[0].text()}\n{self._evidence(fleet, found[0].missing, whole)}"
-            raise AssertionError(f"{told}\n{e}") from e
+                evidence = f"{found[0].text()}\n{self._evidence(fleet, found[0].missing, whole)}"
+            raise AssertionError(f"{evidence}\n{e}") from e
         return found[0]
 
     def _evidence(self, fleet: Fleet, missing: list[str], whole: Callable[[], bool]) -> str:
-        """Tell what is missing, and whether a new connection or a new broker brings it: then it was held, not lost."""
-        told = [tell_missing(fleet, missing, self.times, partitions=self.pulsar.partitions)]
+        """Report missing messages; those that a new connection or broker delivers are delayed, not lost."""
+        evidence = [tell_missing(fleet, missing, self.times, partitions=self.pulsar.partitions)]
         for what, act in (
             ("a new connection of ingest", self.proxy.cut),
             ("a restart of the MQTT broker", lambda: self.kill("mqtt")),
@@ -230,12 +230,12 @@ class World:
                 poll_for(whole, 30, f"what {what} brings", every=2.0)
             except AssertionError:
                 came = False
-            told.append(f"{what} {'brought all of it' if came else 'did not bring it'}")
+            evidence.append(f"{what} {'brought all of it' if came else 'did not bring it'}")
             if came:
                 break
-        told.append(paging_lines(self.stack.data_dir / "mqtt/logs/mqtt.log"))
-        told.append("\n".join(s[:300] for s in self.log.read_text().splitlines() if '"warning"' in s)[-6000:])
-        return "\n".join(told)
+        evidence.append(paging_lines(self.stack.data_dir / "mqtt/logs/mqtt.log"))
+        evidence.append("\n".join(s[:300] for s in self.log.read_text().splitlines() if '"warning"' in s)[-6000:])
+        return "\n".join(evidence)
 
 
 @contextmanager

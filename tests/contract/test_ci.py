@@ -45,7 +45,7 @@ def test_make_without_a_target_shows_the_help() -> None:
 
 
 def test_make_keeps_the_callers_environment_of_other_projects_out() -> None:
-    # `make -p` prints make's own variables; those that are not exported do not reach the recipes.
+    # `make -p` prints make's own variables; those that are not exported do not reach the commands of a target.
     shown = make("--eval", "shown: ; @env", "shown", PYTHONPATH="/elsewhere", SPARK_HOME="/elsewhere")
     assert "PYTHONPATH" not in shown
     assert "SPARK_HOME" not in shown

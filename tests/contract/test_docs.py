@@ -177,7 +177,7 @@ def test_the_least_rights_are_those_that_are_granted() -> None:
     table = re.search(r"\| tier \| Pulsar: namespaces of readings .*?\n\n", text("README.md"), re.DOTALL)
     assert table is not None
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.group().splitlines()[2:]]
-    told = {
+    documented = {
         row[0]: {
             (where, action)
             for where, cell in (("readings", row[1]), ("system", row[2]))
@@ -186,7 +186,7 @@ def test_the_least_rights_are_those_that_are_granted() -> None:
         for row in rows
         if len(row) == 4
     }
-    assert told == {tier: set(rights) for tier, rights in RIGHTS.items()}
+    assert documented == {tier: set(rights) for tier, rights in RIGHTS.items()}
 
 
 def test_the_readme_has_the_meaning_of_every_receipt_state() -> None:

@@ -16,7 +16,7 @@ EXCEPT = {
     "sources/spark_internals.py": "the face of a listener, the class of readers that give rows, the files of a checkpoint",
     "streaming/row_conditions.py": "the registry and the graph of Great Expectations",
 }
-"""What else stands there and why; each says so at its top."""
+"""The other names of these modules and the reasons; each module explains it in its docstring."""
 GX = re.compile(
     r"great_expectations(\.(checkpoint|exceptions|execution_engine|expectations(\.expectation|\.metrics|\.row_conditions)?))?"
 )

@@ -85,7 +85,7 @@ def test_every_kind_of_entry_gives_what_the_client_gives(
     count = 0
     for round_ in range(3):
         for n in range(4):
-            # An empty payload behind zlib makes the client give up its connection, again and again.
+            # An empty payload after zlib makes the client close its connection, again and again.
             sizes = [1, 127, 128, 300] if kind == "zlib" else [0, 1, 127, 128, 300]
             payloads = [some.randbytes(some.choice(sizes)) for _ in range(20)]
             if kind == "chunked" and n == 1:
@@ -101,7 +101,7 @@ def test_every_kind_of_entry_gives_what_the_client_gives(
         assert mine == reference
 
 
-def test_a_reader_leaves_nothing_behind_and_a_second_begins_where_it_is_told(
+def test_a_reader_leaves_no_subscription_and_a_second_starts_at_the_requested_position(
     namespaces: PulsarSettings, topic: TestTopic
 ) -> None:
     topic.publish([b"%d" % n for n in range(10)], "unbatched")

@@ -51,7 +51,9 @@ def test_a_snapshot_counts_the_entries_of_closed_and_open_ledgers(topic: TestTop
     assert view() == [(first, 2), (second, 1)]
 
 
-def test_a_hold_is_made_at_a_place_with_its_properties_and_is_exclusive(topic: TestTopic, client: PulsarClient) -> None:
+def test_a_retention_subscription_is_created_at_a_position_with_its_properties_and_is_exclusive(
+    topic: TestTopic, client: PulsarClient
+) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
     ledger = topic.ledgers()[0]
     hold = RetentionSubscription("q", topic.admin, client, wait_s=0)
@@ -129,7 +131,7 @@ def test_the_mark_of_a_topic_goes_with_it(topic: TestTopic) -> None:
     assert catalog.incarnations([topic.name], mark=True)[topic.name] not in ("", first)
 
 
-def test_h15_the_admin_tells_what_an_entry_is(topic: TestTopic) -> None:
+def test_h15_the_admin_reports_what_an_entry_is(topic: TestTopic) -> None:
     topic.publish([b"1", b"2"], "batched")
     topic.publish([bytes(6 * 1024 * 1024)], "chunked")
     ledger = topic.ledgers()[0]

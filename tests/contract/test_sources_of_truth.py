@@ -1,4 +1,4 @@
-"""What holds for every tracked file: no host of a package registry, no path of a machine, small modules and functions."""
+"""Rules for every tracked file: no host of a package registry, no path of a machine, small modules and functions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_functions_are_short() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
-                # A command's options, each with its help, stand in its signature: they are no code.
+                # A command's options, each with its help, are in its signature: they are not code.
                 lines = (node.end_lineno or node.lineno) - body[0].lineno + 1
                 if lines > FUNCTION_LINES:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines")

@@ -34,7 +34,7 @@ def pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A quick demo with its kills, run once for the tests below: its folder, and what it said."""
+    """A quick demo with its kills, run once for the tests below: its folder and its output."""
     out = tmp_path_factory.mktemp("demo") / "run"
     done = pulsebridge("demo", "--quick", "--chaos", "spark", "--out", str(out))
     logs = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in out.glob("logs/*.log"))
@@ -66,10 +66,10 @@ def test_the_demo_says_where_other_devices_may_publish_and_how_to_go_on(
     demo: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     out, done = demo
-    said = " ".join(done.stdout.split())
-    assert "your own MQTT devices may publish too: 127.0.0.1:" in said
-    assert "The audit passed" in said
-    assert said.count("pulsebridge audit") == 1
+    output = " ".join(done.stdout.split())
+    assert "your own MQTT devices may publish too: 127.0.0.1:" in output
+    assert "The audit passed" in output
+    assert output.count("pulsebridge audit") == 1
     assert (out / "report.html").stat().st_size > 500_000
 
 

@@ -40,12 +40,12 @@ class TestKept:
         assert any("image/png" in one.get("data", {}) for cell in cells for one in cell.outputs)
 
     def test_a_notebook_says_nothing_of_the_machine_on_which_it_ran(self, name: str) -> None:
-        said = NOTEBOOKS[name].read_text(encoding="utf-8")
-        said = re.sub(r'"image/png": "[^"]*"', "", said)
+        content = NOTEBOOKS[name].read_text(encoding="utf-8")
+        content = re.sub(r'"image/png": "[^"]*"', "", content)
         for mark in (str(ROOT), str(Path.home()), "/tmp/"):
-            assert mark not in said, mark
-        assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", said)
-        assert not re.search(r"127\.0\.0\.1|localhost", said)
+            assert mark not in content, mark
+        assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", content)
+        assert not re.search(r"127\.0\.0\.1|localhost", content)
 
 
 WATCHED = """\

@@ -140,7 +140,7 @@ def test_the_examples_run_in_their_order(
         undo.enter_context(device)
         device.subscribe("devices/press-3/commands")
         with running(ingest, tmp_path):
-            # What was published before ingest had subscribed is for nobody, so publish until one arrives.
+            # A message published before ingest has subscribed has no subscriber, so publish until one arrives.
             poll_for(lambda: (exec(publish, {}), stored(stack))[1], 60, "a reading in Pulsar", every=0.3)
         here: dict[str, Any] = {}
         exec(source, here)  # its own call for a session gets the one of all tests

@@ -28,7 +28,7 @@ SUITE = (
     "tests/integration/sources",
     "tests/integration/sinks",
 )
-"""What has to hold on every Spark."""
+"""The tests that run on every Spark."""
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ class Cell:
     python: str
     """Such as 3.11."""
     others: tuple[str, ...] = ()
-    """What stands for the lock's versions of these packages."""
+    """The packages that replace the lock's versions of these."""
 
     def interpreter(self) -> Path | None:
         """Return the cell's Python where it is on the PATH and runs."""

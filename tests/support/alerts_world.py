@@ -141,7 +141,7 @@ class AlertsWorld:
         rows = self.spark.read.format("delta").load(f"{self.settings.streaming.root}/alerts")
         return [row.asDict(recursive=True) for row in rows.orderBy("rule", "event_time", "reading_id").collect()]
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         """Return rule, state and row of each alert in the table."""
         return [f"{row['rule']} {row['state']} {row['reading_id']}" for row in self.alerts()]
 

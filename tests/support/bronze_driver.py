@@ -63,5 +63,5 @@ def run(settings: Settings, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    run(Settings.model_validate(json.loads(told["settings"])), Path(told["folder"]))
+    arguments = json.loads(sys.argv[1])
+    run(Settings.model_validate(json.loads(arguments["settings"])), Path(arguments["folder"]))

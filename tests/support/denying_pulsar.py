@@ -1,4 +1,4 @@
-"""A proxy before a real Pulsar that answers for it, as it does after its restart: no message stands last in any topic."""
+"""A proxy before a real Pulsar that answers for it, as it does after its restart: no topic has a last message."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Many devices in a process of its own: they come and go, take commands, answer them, and log what they saw.
 
-Run as ``python -m tests.support.device_fleet FOLDER``, with ``fleet.json`` (a ``FleetSpec``) there; what was received
-stands in ``devices.log``, a line for each event (`DeviceEvent`). The process is told by its standard input: ``stay`` has
-all devices come and leave no more, ``go`` lets them leave again; of those that never were there, ``connect N`` has the
+Run as ``python -m tests.support.device_fleet FOLDER``, with ``fleet.json`` (a ``FleetSpec``) there; it writes what
+it receives to ``devices.log``, a line for each event (`DeviceEvent`). The standard input controls the process: ``stay``
+has all devices come and leave no more, ``go`` lets them leave again; of those that never were there, ``connect N`` has the
 first N connect and subscribe without a word on their status topics, and ``wake N`` has them say there that they came;
 200 a second do either. Its end ends the process, which goes without a word to the broker. It says ``there N`` whenever
 that number changes, at most four times a second.
@@ -52,7 +52,7 @@ class FleetSpec:
     away_s: float = 0.0
     answers: bool = True
     old_share: float = 0.0
-    """How many speak MQTT 3.1.1, and read the position from the topic; the others speak 5."""
+    """How many use MQTT 3.1.1, and read the position from the topic; the others use MQTT 5."""
     persistent_share: float = 0.0
     keep_alive_s: int = 15
     sleeping: int = 0
@@ -160,8 +160,8 @@ class Devices:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, int, str]] = []
         self._leaving = spec.present_s > 0
-        self._there = self._told = 0
-        self._tell_at = 0.0
+        self._online = self._reported = 0
+        self._report_at = 0.0
         self._next_dial = 0.0
         now = time.monotonic()
         for index, one in enumerate(self._devices[spec.sleeping :], spec.sleeping):
@@ -177,9 +177,9 @@ class Devices:
             while self._timers and self._timers[0][0] <= now:
                 _, index, turn, what = heapq.heappop(self._timers)
                 self._due(index, turn, what, now)
-            if self._there != self._told and now >= self._tell_at:
-                self._told, self._tell_at = self._there, now + 0.25
-                print(f"there {self._there}", flush=True)
+            if self._online != self._reported and now >= self._report_at:
+                self._reported, self._report_at = self._online, now + 0.25
+                print(f"there {self._online}", flush=True)
             self._log.flush()
             wait = min(0.25, max(0.0, self._timers[0][0] - now)) if self._timers else 0.25
             for key, _ in self._selector.select(wait):
@@ -313,7 +313,7 @@ class Devices:
         one.answers.clear()
         if one.there:
             self._note(one, "L", how)
-            self._there -= 1
+            self._online -= 1
         one.there = False
 
     def _receive(self, index: int, one: _Device) -> None:
@@ -349,7 +349,7 @@ class Devices:
                 if not one.quiet:
                     self._say_online(index, one)
                 one.there = True
-                self._there += 1
+                self._online += 1
                 if self._leaving:
                     self._leave_some_time(index, one, time.monotonic())
 

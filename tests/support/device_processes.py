@@ -1,4 +1,4 @@
-"""Fleets of devices in processes of their own, started and told what to do; what they logged is read at the end."""
+"""Fleets of devices in processes of their own: start them, control them, and read their logs at the end."""
 
 from __future__ import annotations
 

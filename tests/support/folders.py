@@ -19,7 +19,7 @@ OWNER = "owner.pid"
 
 
 def made_folder(kind: str) -> Path:
-    """Make a folder of this process; whoever makes it removes it."""
+    """Make a folder of this process; the caller removes it."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{kind}-"))
     (folder / OWNER).write_text(str(os.getpid()), encoding="ascii")
     return folder

@@ -19,8 +19,8 @@ def noted_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(self: ClientServerConnection, command: str) -> str:
         asked.append(command)
-        said: str = send(self, command)
-        return said
+        answer: str = send(self, command)
+        return answer
 
     monkeypatch.setattr(ClientServerConnection, "send_command", noted)
     return asked

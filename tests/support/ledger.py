@@ -49,8 +49,8 @@ def read_ledger(
 ) -> Ledger:
     """Read the topic and compare it with what the fleet's broker has acknowledged.
 
-    ``repeated`` is what devices published twice, ``connections`` tells when ingest connected to the MQTT broker, sorted,
-    in ms since the epoch: what was not acknowledged before comes again then (Artemis does not set DUP on it). It is
+    ``repeated`` is what devices published twice, ``connections`` has the sorted times of ingest's connections to the MQTT
+    broker, in ms since the epoch: what was not acknowledged before comes again then (Artemis does not set DUP on it). It is
     asked once all is read, for ingest may connect while that lasts, and what it brings then is read too.
     """
     ledger = Ledger()

@@ -21,15 +21,15 @@ def memory_samples(
     processes = [psutil.Process(pid) for pid in pids]
     found: list[list[tuple[float, float]]] = [[] for _ in processes]
     begin = time.monotonic()
-    told = begin
+    reported = begin
 
     def sampled() -> bool:
-        nonlocal told
+        nonlocal reported
         now = time.monotonic()
         for samples, process in zip(found, processes, strict=True):
             samples.append((now - begin, float(process.memory_info().rss)))
-        if say is not None and now - told >= 30:
-            told = now
+        if say is not None and now - reported >= 30:
+            reported = now
             say(f"{now - begin:.0f} s: " + ", ".join(f"{s[-1][1] / 1e6:.1f} MB" for s in found))
         return now - begin >= seconds
 

@@ -1,4 +1,4 @@
-"""Any messages that a protocol handler could hand over, also those that no honest broker would let through: for fuzzing."""
+"""Any messages that a protocol handler can deliver, also those that a correct broker refuses: for fuzzing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs notebooks as a reader would. ``python -m tests.support.notebooks [NAME…]`` stores their outputs anew."""
+"""Runs notebooks as a reader would. ``python -m tests.support.notebooks [NAME…]`` stores their new outputs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def executed(
 
 
 def store(name: str, notebook: Any) -> None:
-    """Keep a notebook with what it showed; what Spark said on the standard error is of this machine."""
+    """Store a notebook with its outputs, without Spark's lines on the standard error, which depend on the machine."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]

@@ -1,6 +1,6 @@
 """Pulsar with tiered storage: its offloaders, which its distribution leaves out, and a folder that they write to.
 
-What was offloaded is deleted from BookKeeper at once, so that whoever reads it reads it from there.
+Offloaded ledgers are deleted from BookKeeper at once, so that each reader reads them from the tier.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def offloading(folder: Path) -> dict[str, str]:
     cache = Settings().local.cache_dir or distributions.default_cache_dir()
     (home,) = distributions.ensure([_OFFLOADERS], cache=cache, java=java.home)
     profile = folder / "core-site.xml"
-    told = _PROFILE | {"fs.defaultFS": tier(folder).as_uri()}
+    options = _PROFILE | {"fs.defaultFS": tier(folder).as_uri()}
     properties = "".join(
-        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in told.items()
+        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in options.items()
     )
     profile.write_text(f"<configuration>{properties}</configuration>")
     return {
@@ -69,9 +69,9 @@ def offload(topic: TestTopic, partition: int = 0) -> list[int]:
     topic.admin.request("PUT", path, body={"ledgerId": last, "entryId": 0, "partitionIndex": -1})
 
     def done() -> bool:
-        told = topic.admin.request("GET", path)
-        assert told["status"] != "ERROR", told
-        return bool(told["status"] == "SUCCESS")
+        state = topic.admin.request("GET", path)
+        assert state["status"] != "ERROR", state
+        return bool(state["status"] == "SUCCESS")
 
     poll_for(done, 60, "the ledgers to be offloaded")
     stats = topic.admin.internal_stats(name)

@@ -64,7 +64,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def parse(text: str) -> Expression:
-    """Parse one expression. Raises ValueError with the place for one that is not well formed."""
+    """Parse one expression. Raises ValueError with the position for one that is not well formed."""
     parser = _Parser(text)
     parser.binary(0)
     parser.take("end")

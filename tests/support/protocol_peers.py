@@ -47,7 +47,7 @@ class Peer(ABC):
         self.namespaces = namespaces
 
     def settings(self, **ingest: Any) -> Settings:
-        """Return settings that run this protocol alone; every device of ours writes to the Pulsar topic ``fleet``."""
+        """Return settings that run this protocol alone; each device writes to the Pulsar topic ``fleet``."""
         rule = TopicRule(name="fleet", filter=f"{self.root}/+device/+metric", topic="fleet", device="{device}")
         return Settings(
             messaging_protocols=(self.protocol,),
@@ -82,7 +82,7 @@ class Peer(ABC):
 
 
 class MqttPeer(Peer):
-    """One device client with a publish in flight at a time; its broker stands between it and the handler."""
+    """One device client with a publish in flight at a time; its broker is between it and the handler."""
 
     protocol = "mqtt"
 
@@ -217,9 +217,9 @@ def install_line_protocol(target: Path) -> None:
 
 @contextmanager
 def held(namespaces: PulsarSettings) -> Iterator[None]:
-    """Make Pulsar hold back every producer of the topic ``fleet`` in the block: it neither stores nor refuses.
+    """Make Pulsar block every producer of the topic ``fleet`` in the ``with`` block: it neither stores nor refuses.
 
-    A backlog quota that is reached, with the policy that ingest provisions; nobody else's topics are touched. The
+    A backlog quota that is reached, with the policy that ingest provisions; no other topics are touched. The
     topic must hold a message.
     """
     quota = f"/namespaces/{namespaces.tenant}/{namespaces.namespace}/backlogQuota?backlogQuotaType=destination_storage"

@@ -1,4 +1,4 @@
-"""Topics for tests of the source: written by the bare client, rolled over, trimmed and made anew by the admin."""
+"""Topics for tests of the source: written by the bare client, rolled over, trimmed and re-created by the admin."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestTopic:
         poll_for(lambda: self.ledgers(partition) != before, 30, "a new ledger")
 
     def unload(self, partition: int = 0) -> None:
-        """Let the broker let go of a partition, and of what it has in memory of it; it takes it again when asked."""
+        """Unload a partition at the broker, with its caches; the broker loads it again on request."""
         self.admin.request("PUT", f"/{rest_path(self.partition(partition))}/unload")
 
     def ledgers(self, partition: int = 0) -> list[int]:
@@ -77,7 +77,7 @@ class TestTopic:
         return [int(ledger["ledgerId"]) for ledger in stats["ledgers"]]
 
     def trim(self, partition: int = 0, left: int = 1) -> None:
-        """Let go of every closed ledger that no subscription holds, until so many ledgers are left."""
+        """Trim every closed ledger without an unread message of a subscription, until so many ledgers are left."""
         s = self.settings
         self.admin.request(
             "POST", f"/namespaces/{s.tenant}/{s.namespace}/retention",
@@ -97,7 +97,7 @@ class TestTopic:
         poll_for(lambda: self.admin.request("GET", path)["status"] == "SUCCESS", 30, "the compaction")
 
     def expire(self, subscription: str, partition: int = 0) -> None:
-        """Let go of all that the subscription holds, as a message TTL does."""
+        """Acknowledge all unread messages of the subscription, as a message TTL does."""
         path = f"{subscription_path(self.partition(partition), subscription)}/expireMessages/1"
         last = self.admin.internal_stats(self.partition(partition))["lastConfirmedEntry"]
 

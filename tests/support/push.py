@@ -42,7 +42,7 @@ from tests.support.waiting import patient, poll_for
 
 
 def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes: object) -> Settings:
-    """Return settings with one commands partition unless told otherwise, and client ids of their own."""
+    """Return settings with one commands partition by default, and client ids of their own."""
     count = changes.pop("command_partitions", 1)
     return Settings(
         mqtt=mqtt,
@@ -145,8 +145,8 @@ class Devices:
         *,
         failing: bool = False,
     ) -> None:
-        """``answering`` tells whether a device answers when it has got so many messages; if not, it says nothing, or
-        with ``failing`` that it failed.
+        """``answering`` decides whether a device answers when it has got so many messages; if not, it sends no
+        answer, or with ``failing`` a failure.
         """
         self.got: dict[str, list[Message]] = defaultdict(list)
         self._prefix = settings.push.client_id

@@ -58,7 +58,7 @@ class Resumed:
 
 @dataclass
 class WrittenAgain:
-    """A cursor that is written once more because it has stood for long; nobody waits for it."""
+    """A cursor that is rewritten because it is old; no device waits for it."""
 
     records: tuple[tuple[str, bytes], ...]
 
@@ -339,7 +339,7 @@ class PushWorld:
         self.run()
 
     def forget(self, choice: int) -> None:
-        """Pulsar's retention ends for some of the commands that nobody holds."""
+        """Pulsar's retention ends for some of the commands without a subscription."""
         if self.log:
             until = self.log[choice % (len(self.log) // 2 + 1)][0]
             self.trimmed = max(self.trimmed, min(until, self.held_from))
@@ -430,7 +430,7 @@ class PushWorld:
     def connect(self, _choice: int) -> None:
         if not self.connected:
             self.connected = True
-            self.core.broker_answered()  # as it does when it is asked whether it tells absence
+            self.core.broker_answered()  # as it does when it is asked whether it reports absence
             self.socket.extend(self.unanswered)
             self.core.link_up(tells_absence=True)
             self.run()
@@ -441,7 +441,7 @@ class PushWorld:
         self.run()
 
     def write_again(self, _choice: int) -> None:
-        """What stands in the cursors partition has stood there for long: all of it is written once more."""
+        """All records of the cursors partition are old: push rewrites all of them."""
         stood = set(self.cursors) | set(self.segments)
         quiet = not self.writes and not self.core._busy  # else some are about to be removed
         for device in self.core.stored_devices:
@@ -456,7 +456,7 @@ class PushWorld:
         assert not quiet or not stood - written - unwritten, "a record stays where it is"
 
     def lose_cursors(self, _choice: int) -> None:
-        """The cursors topic is deleted and made anew; its owner lives until all that it knew is stored again."""
+        """The cursors topic is deleted and re-created; its owner lives until all that it knew is stored again."""
         self._store_all()
         self.cursors.clear()
         self.segments.clear()
@@ -622,7 +622,7 @@ class PushWorld:
         }
 
     def _check_answer(self, action: AnswerRequest) -> None:
-        """What a device asked for is durably queued before it is told so."""
+        """Requested commands are durably queued before the device gets the answer."""
         device = action.request.device
         cursor = self.cursor(device)
         if cursor is None:

@@ -21,20 +21,20 @@ _CONNECT, _PUBLISH, _PUBREL, _SUBSCRIBE, _PING = 0x10, 0x30, 0x60, 0x80, 0xC0
 
 
 class RawBroker:
-    """Accepts every connection. ``judge`` says what a PUBLISH gets: a reason code for PUBACK or PUBREC, or one of the
-    above. ``granted`` are the properties of CONNACK. ``forwards`` are packets that follow each SUBACK, and ``closes``
+    """Accepts every connection. ``answer`` returns the reason code of PUBACK or PUBREC for a PUBLISH, or one of the above.
+    ``granted`` are the properties of CONNACK. ``forwards`` are packets that follow each SUBACK, and ``closes``
     says how many connections are closed right after CONNACK.
     """
 
     def __init__(
         self,
-        judge: Callable[[Delivered], int] = lambda _: 0,
+        answer: Callable[[Delivered], int] = lambda _: 0,
         granted: bytes = b"",
         *,
         forwards: bytes = b"",
         closes: int = 0,
     ) -> None:
-        self._judge = judge
+        self._answer = answer
         self._forwards = forwards
         self._closes = closes
         self.acked: list[tuple[int, int]] = []
@@ -111,7 +111,7 @@ class RawBroker:
         one = delivered("5", first, body)
         self.came.append(one)
         self.sizes.append(len(packet(first, body)))
-        reason = self._judge(one)
+        reason = self._answer(one)
         if reason in (CLOSE, SILENT):
             return None if reason == CLOSE else b""
         if reason < 0x80:

@@ -34,7 +34,7 @@ def packet(kind: int, body: bytes) -> bytes:
 
 
 class RawMqtt:
-    """One connection. ``session_present`` is what CONNACK said."""
+    """One connection. ``session_present`` is the flag of CONNACK."""
 
     def __init__(self, host: str, port: int, client_id: str, *, clean: bool, timeout: float = 30.0) -> None:
         hello = packet(0x10, text("MQTT") + bytes([4, 2 if clean else 0]) + b"\0\0" + text(client_id))

@@ -1,4 +1,4 @@
-"""MQTT 5 by hand over a socket, for the properties that no client library lets through."""
+"""MQTT 5 by hand over a socket, for the properties that client libraries refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that holds its own offset: what it got, in order, and how it asks for the rest."""
+"""A device that stores its own offset: its received commands, in order, and its requests for the rest."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class OffsetDevice:
     """A device with a clean session; ``protocol`` is its MQTT version."""
 
     def __init__(self, settings: Settings, name: str, *, protocol: str = "5", at: MqttSettings | None = None) -> None:
-        """``at`` is another broker, where it asks."""
+        """``at`` is another broker, for its requests."""
         self.name = name
         self.got: list[str] = []
-        """Payloads; ``"told"`` where an answer to a request came."""
+        """Payloads; ``"answer"`` for an answer to a request."""
         self.places: dict[str, str] = {}
         """Payload to the position that came with it."""
         self.repeats: list[bool] = []
-        self.told: list[dict[str, Any]] = []
+        self.answers: list[dict[str, Any]] = []
         self._settings = settings
         root = settings.mqtt.client_id
         self._commands = f"{settings.push.client_id}/{name}/commands"
@@ -75,8 +75,8 @@ class OffsetDevice:
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._answers:
-            self.told.append(json.loads(message.payload))
-            self.got.append("told")
+            self.answers.append(json.loads(message.payload))
+            self.got.append("answer")
             return
         text = message.payload.decode()
         levels = message.topic.removeprefix(self._commands).strip("/")
@@ -96,15 +96,15 @@ class OffsetDevice:
         assert client.flush()
 
     @property
-    def after_told(self) -> list[str]:
-        """What it got after the last answer, each once."""
-        if "told" not in self.got:
+    def after_answer(self) -> list[str]:
+        """The payloads after the last answer, each once."""
+        if "answer" not in self.got:
             return []
-        last = len(self.got) - 1 - self.got[::-1].index("told")
+        last = len(self.got) - 1 - self.got[::-1].index("answer")
         return list(dict.fromkeys(self.got[last + 1 :]))
 
     def awaits(self, commands: Iterable[Command], timeout: float = 60) -> None:
-        """Wait until it has had all of them."""
+        """Wait until it has received all of them."""
         wanted = {one.payload.decode() for one in commands}
         poll_for(lambda: wanted <= set(self.got), timeout, f"every command at {self.name}")
 
@@ -112,7 +112,7 @@ class OffsetDevice:
         """Wait until it has had exactly these, in order, since the last answer to a request."""
         wanted = [one.payload.decode() for one in commands]
         try:
-            poll_for(lambda: len(self.after_told) >= len(wanted), timeout, f"what {self.name} asked for")
+            poll_for(lambda: len(self.after_answer) >= len(wanted), timeout, f"what {self.name} asked for")
         except AssertionError as e:
             raise AssertionError(f"{e}; it got {self.got}") from None
-        assert self.after_told == wanted
+        assert self.after_answer == wanted

@@ -168,7 +168,7 @@ class SecuredPulsar:
         return PulsarSettings(**(values | changes))
 
     def namespaces(self, role: str | None, **changes: Any) -> PulsarSettings:
-        """Return settings for ``role`` that name a tenant and namespaces which nobody else uses; nothing is made."""
+        """Return settings for ``role`` that name a tenant and namespaces of its own; nothing is created."""
         name = uuid.uuid4().hex[:10]
         return self.settings(
             role,
@@ -201,7 +201,7 @@ class SecuredArtemis:
         self.port, self.tls_port, self.mtls_port = free_ports(3)
 
     def start(self) -> None:
-        """Start it and wait until it lets somebody in."""
+        """Start it and wait until it accepts a client."""
         java, folder = self._java, self._java.folder
         for name, text in self._files().items():
             (folder / "etc" / name).write_text(text, encoding="utf-8")
@@ -220,7 +220,7 @@ class SecuredArtemis:
         self._java.stop()
 
     def settings(self, user: str | None, **changes: Any) -> MqttSettings:
-        """Return settings over TLS for a user, with a client id that nobody else has."""
+        """Return settings over TLS for a user, with a client id of its own."""
         values: dict[str, Any] = {
             "host": HOST,
             "port": self.tls_port,
@@ -300,7 +300,7 @@ def mosquitto(
 ) -> Iterator[tuple[int, Server]]:
     """Run a mosquitto and give its port: with TLS where it has a certificate, mTLS with ``client_ca``.
 
-    ``users`` have ``password``; with users nobody else is let in. ``port`` 0 takes a free one.
+    ``users`` have ``password``; with users no other client is accepted. ``port`` 0 takes a free one.
     """
     if not port:
         (port,) = free_ports(1)

@@ -39,15 +39,15 @@ def plans(execution: Any, jvm: Any) -> str:
 
 
 def events(spark: SparkSession, marker: str) -> str:
-    """The session's event log, once it tells that the query of this description has ended."""
+    """The session's event log, once it records that the query of this description has ended."""
     folder = Path(urlsplit(spark.conf.get("spark.eventLog.dir") or "").path)
 
-    def told() -> str | None:
+    def complete_log() -> str | None:
         text = "".join(log.read_text(encoding="utf-8") for log in folder.rglob("*") if log.is_file())
         lines = [line for line in text.splitlines() if marker in line]
         return text if any("SparkListenerJobStart" in line for line in lines) else None
 
-    return str(poll_for(told, 60, "the event log"))
+    return str(poll_for(complete_log, 60, "the event log"))
 
 
 def executions(spark: SparkSession) -> str:
@@ -73,5 +73,5 @@ def streamed(query: Any, jvm: Any) -> str:
 
 
 def checkpointed(folder: Path) -> str:
-    """What stands in a checkpoint."""
+    """The content of a checkpoint."""
     return "".join(file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())

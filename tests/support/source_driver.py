@@ -1,4 +1,4 @@
-"""A driver that is killed in the midst of a batch: run as a process of its own, and again in the test's session.
+"""A driver that is killed during a batch: run as a process of its own, and again in the test's session.
 
 Each batch is written to a folder named by its number, so a batch that is run again replaces itself; what it had
 written before the kill is kept beside it.
@@ -32,7 +32,7 @@ def run(
     kill_at_end: bool = False,
 ) -> None:
     """Run the query to the present end. After batch ``fail_in`` was written the query fails, after batch ``kill_in``
-    this driver and its JVM are killed; at the end, when all is committed, before the query is told to stop.
+    this driver and its JVM are killed; at the end, when all is committed, before the query gets the order to stop.
     """
 
     def kill() -> None:

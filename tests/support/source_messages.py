@@ -21,7 +21,7 @@ COLUMNS: Final = tuple((name, kind) for name, kind in SOURCE_COLUMNS if name != 
 
 @dataclass(frozen=True)
 class SentMessage:
-    """A message; ``entry`` is its place in partition 0."""
+    """A message; ``entry`` is its entry in partition 0."""
 
     entry: int
     payload: bytes | None

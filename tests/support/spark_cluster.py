@@ -46,7 +46,7 @@ class SparkHome:
         return cls(home)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Return the environment of a machine of the cluster: a Java, a bare Python, nothing of ours."""
+        """Return the environment of a machine of the cluster: a Java, a bare Python, no package of Pulsebridge."""
         java = find_java()[0]
         assert java is not None
         kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "TMPDIR") if name in os.environ}

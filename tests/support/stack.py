@@ -47,7 +47,7 @@ def session_stack() -> LocalStack:
 
 
 def provisioned(stack: LocalStack, **changes: Any) -> PulsarSettings:
-    """Return settings for this stack with two namespaces that nobody else uses, provisioned."""
+    """Return settings for this stack with two namespaces of its own, provisioned."""
     name = f"t-{uuid.uuid4().hex[:10]}"
     settings = PulsarSettings(
         **(
@@ -66,7 +66,7 @@ def provisioned(stack: LocalStack, **changes: Any) -> PulsarSettings:
 
 
 def mqtt_settings(stack: LocalStack, **changes: Any) -> MqttSettings:
-    """Return settings for this stack's MQTT broker with a client id that nobody else uses."""
+    """Return settings for this stack's MQTT broker with a client id of its own."""
     return MqttSettings(
         **(
             {

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts its connections when told, so that a reconnect can be provoked without killing a server."""
+"""A TCP proxy that cuts its connections on request, so that a test causes a reconnect without killing a server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TcpProxy:
             return
         try:
             far = socket.create_connection(self._target)
-        except OSError:  # nobody is there: the caller sees a connection that ends at once
+        except OSError:  # no server listens: the caller sees a connection that ends at once
             near.close()
             return
         self.connections += 1

@@ -13,7 +13,7 @@ _PATIENCE: Final = 3
 
 
 def patient(seconds: float) -> float:
-    """Return after how long to give up what takes at most ``seconds`` on a machine of one's own, as ``poll_for`` does."""
+    """Return the timeout of a step that takes at most ``seconds`` on an idle machine, as ``poll_for`` uses it."""
     return seconds * _PATIENCE
 
 

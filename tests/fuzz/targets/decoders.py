@@ -201,14 +201,14 @@ class _World:
             found.fault.encode()
 
     def _decoder(self, form: str, compression: str | None) -> Decoding:
-        told: dict[str, Any] = {**_USED, "format": form, "compression": compression}
+        options: dict[str, Any] = {**_USED, "format": form, "compression": compression}
         if form == "protobuf":
-            told |= {"descriptor_set": self._descriptor, "message": "f.R"}
+            options |= {"descriptor_set": self._descriptor, "message": "f.R"}
         if form == "csv":
-            told |= {"fields": "v string, t string"}
+            options |= {"fields": "v string, t string"}
         if form == "raw":
-            told |= {"fields": "v string"}
-        return Decoding(**told)
+            options |= {"fields": "v string"}
+        return Decoding(**options)
 
 
 @contextmanager

@@ -94,15 +94,15 @@ def _placed(mapper: Mapper, message: Message) -> None:
     assert isinstance(way, Route | NoRoute | LeftOut | ResumeAsked), way
     if isinstance(way, LeftOut | ResumeAsked):
         return
-    told = _ENVELOPE.of(message, _ENVELOPE.of_topic(message.topic, way if isinstance(way, Route) else None))
-    for name, value in told.items():
+    properties = _ENVELOPE.of(message, _ENVELOPE.of_topic(message.topic, way if isinstance(way, Route) else None))
+    for name, value in properties.items():
         name.encode()
         value.encode()
     same = message.properties if message.properties != PublishProperties() else None
-    again = message_of(message.payload, contract.full_envelope(told))
+    again = message_of(message.payload, contract.full_envelope(properties))
     assert again == message._replace(mid=0, properties=same), f"{again} instead of {message}"
     if isinstance(way, Route):
-        assert size_of(message.payload, way.key, told) >= len(message.payload) + len(way.key)
+        assert size_of(message.payload, way.key, properties) >= len(message.payload) + len(way.key)
         topic = _PULSAR.readings_topic(way.local, way.namespace)
         assert topic.startswith(_LISTED)
         assert _TOPIC.fullmatch(topic)
@@ -114,8 +114,10 @@ def _placed(mapper: Mapper, message: Message) -> None:
     assert way.reason.encode()
     meant = _PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
     assert not meant or meant.startswith(_LISTED)
-    kept, told = dead_letter(message.payload, topic=meant, device="", reason=way.reason, at_us=1, properties=told)
-    size = len(kept) + sum(len(name) + len(value.encode()) for name, value in told.items())
+    kept, properties = dead_letter(
+        message.payload, topic=meant, device="", reason=way.reason, at_us=1, properties=properties
+    )
+    size = len(kept) + sum(len(name) + len(value.encode()) for name, value in properties.items())
     assert size <= 5 * 1024 * 1024 - 64 * 1024, f"a dead letter of {size} bytes"
 
 

@@ -98,7 +98,7 @@ def encoded(one: dict[str, Any], body: bytes, host: bytes) -> bytes:
 
 
 class _Noted:
-    """Takes what the handler gives, in place of the way into Pulsar, and says that it is stored."""
+    """Accepts the handler's messages instead of Pulsar, and confirms them as stored."""
 
     in_flight, full = 0, False
 

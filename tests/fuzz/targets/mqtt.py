@@ -70,7 +70,7 @@ def _block(body: bytes) -> bytes:
 
 
 @st.composite
-def _said(draw: st.DrawFn) -> bytes:
+def _ack_properties(draw: st.DrawFn) -> bytes:
     """Properties that an acknowledgement may have: a reason and user properties."""
     body = b""
     if draw(st.booleans()):
@@ -89,7 +89,7 @@ def _acknowledgements(draw: st.DrawFn, protocol: _Protocol) -> tuple[str, bytes]
     body = struct.pack("!H", draw(_mids))
     if kind in (0x90, 0xB0):
         if protocol == "5":
-            body += draw(_said())
+            body += draw(_ack_properties())
         codes = {"5": [0, 1, 2, 0x80, 0x83, 0x87, 0x8F, 0x91, 0x97]}.get(protocol, [0, 1, 2, 0x80])
         if kind == 0xB0:
             codes = [0, 0x11, 0x80, 0x83, 0x87, 0x8F, 0x91]
@@ -98,7 +98,7 @@ def _acknowledgements(draw: st.DrawFn, protocol: _Protocol) -> tuple[str, bytes]
     elif protocol == "5" and draw(st.booleans()):
         body += bytes([draw(_reasons)])
         if draw(st.booleans()):
-            body += draw(_said())
+            body += draw(_ack_properties())
     return "other", packet(kind, body)
 
 
@@ -108,7 +108,7 @@ def _disconnects(draw: st.DrawFn) -> tuple[str, bytes]:
     if draw(st.booleans()):
         body = bytes([draw(_reasons)])
         if draw(st.booleans()):
-            body += draw(_said())
+            body += draw(_ack_properties())
     return "last", packet(0xE0, body)
 
 
@@ -210,8 +210,8 @@ def _encoded(one: Any, protocol: str, mid: int) -> bytes:
 
 def _expected(one: Any, protocol: str, mid: int) -> Message:
     _, topic, payload, qos, retain, dup, properties = one
-    said = {name: value for name, value in properties.items() if name != "subscriptions"}
-    own = PublishProperties(**said) if protocol == "5" else PublishProperties()
+    given = {name: value for name, value in properties.items() if name != "subscriptions"}
+    own = PublishProperties(**given) if protocol == "5" else PublishProperties()
     return Message(topic, payload, qos, retain, bool(qos) and dup, mid if qos else 0, own)
 
 

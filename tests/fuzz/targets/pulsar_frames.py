@@ -109,11 +109,11 @@ def _connection(case: Case) -> None:
                 far.sendall(stream[a:b])
             far.sendall(commands.PING)
         if allowed:
-            said = b""
-            while commands.PONG not in said:
+            received = b""
+            while commands.PONG not in received:
                 more = far.recv(65_536)
                 assert more, f"the connection ended at well-formed frames: {connection.ended}"
-                said += more
+                received += more
     poll_for(lambda: connection.ended is not None, _PATIENCE_S, "the end of the connection")
     asking.join(_PATIENCE_S)
     assert len(answers) == 1, "a request has no answer"

@@ -1,4 +1,4 @@
-"""Records of the compacted topics, whoever wrote them: decoders, and the state that push makes of a partition's records."""
+"""Records of the compacted topics, from any writer: decoders, and the state that push loads from them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _cursor() -> Cursor:
 
 
 def _records() -> dict[str, list[tuple[str, Any]]]:
-    """Honest records by the topic that they stand on: keys, and bodies as JSON has them."""
+    """Valid records by their topic: keys, and bodies as JSON."""
     instance = InstanceRecord(
         "i", "h", 1, "running", 1, 2, 5.0, {"mqtt": ProtocolRecord("", ["a"], {"l": True})}, ["t"], 1
     )

@@ -62,9 +62,9 @@ def _shown(text: str) -> None:
     assert len(shown) <= TEXT_CHARACTERS
     assert "\n" not in markup(text)
     assert len(text_of([text, text]).split("\n")) == 2
-    told = json_text({"a": text, text: [text]}, 1)
-    assert _is_plain(told), ascii(told)
-    assert json.loads(told) == {"a": text, text: [text]}
+    encoded = json_text({"a": text, text: [text]}, 1)
+    assert _is_plain(encoded), ascii(encoded)
+    assert json.loads(encoded) == {"a": text, text: [text]}
 
 
 def _check(case: Case) -> None:

@@ -94,15 +94,19 @@ def test_a_message_has_its_key_and_envelope_and_is_stored_when_it_is_answered(pu
         )
         assert (answer.status_code, answer.json()) == (200, {"message": "OK"})
         (found,) = stored(pulsar, "fleet")
-    told = found.properties
+    properties = found.properties
     assert (found.payload, found.key) == (b"\x00\x01binary", "w-1")
-    assert told[contract.P_TOPIC] == "fleet/w-1/glucose level"
-    assert (told[contract.P_DEVICE], told[contract.P_COMMAND_TOPIC]) == ("w-1", "fleet-commands/w-1")
-    assert (told[contract.P_QOS], told[contract.P_RETAIN], told[contract.P_PROTOCOL]) == ("1", "0", "http")
-    assert contract.decode_user_properties(told[contract.P_USER]) == [("b", "1"), ("a", "2"), ("b", "3")]
-    assert contract.decode_correlation(told[contract.P_CORRELATION]) == b"\x00\xff"
-    assert told[contract.P_CONTENT_TYPE] == "application/json"
-    assert (told[contract.P_RESPONSE_TOPIC], told[contract.P_EXPIRY]) == ("answers/here", "600")
+    assert properties[contract.P_TOPIC] == "fleet/w-1/glucose level"
+    assert (properties[contract.P_DEVICE], properties[contract.P_COMMAND_TOPIC]) == ("w-1", "fleet-commands/w-1")
+    assert (properties[contract.P_QOS], properties[contract.P_RETAIN], properties[contract.P_PROTOCOL]) == (
+        "1",
+        "0",
+        "http",
+    )
+    assert contract.decode_user_properties(properties[contract.P_USER]) == [("b", "1"), ("a", "2"), ("b", "3")]
+    assert contract.decode_correlation(properties[contract.P_CORRELATION]) == b"\x00\xff"
+    assert properties[contract.P_CONTENT_TYPE] == "application/json"
+    assert (properties[contract.P_RESPONSE_TOPIC], properties[contract.P_EXPIRY]) == ("answers/here", "600")
 
 
 def test_each_answer_says_what_became_of_the_message(pulsar: PulsarSettings) -> None:
@@ -212,9 +216,7 @@ def test_a_stop_answers_what_it_took_and_refuses_the_rest(pulsar: PulsarSettings
     assert payloads(pulsar) == [b"first", b"taken"]
 
 
-def test_each_request_must_bear_one_of_the_tokens_and_they_are_read_anew(
-    pulsar: PulsarSettings, tmp_path: Path
-) -> None:
+def test_each_request_needs_one_of_the_tokens_and_the_file_is_reloaded(pulsar: PulsarSettings, tmp_path: Path) -> None:
     from bridge.settings.secret_file import SecretFile
 
     file = tmp_path / "tokens"

@@ -1,4 +1,4 @@
-"""Who speaks for whom: web pages, tokens and certificates of one device, and credentials that were taken back."""
+"""Rights over HTTP: web pages, tokens and certificates of one device, and revoked credentials."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_h40_a_web_page_publishes_nothing_through_a_listener_without_tokens(puls
     assert payloads(pulsar) == [b"of a device", b"of the panel"]
 
 
-def test_h40_a_token_speaks_for_the_topics_of_its_line_alone(pulsar: PulsarSettings, tmp_path: Path) -> None:
+def test_h40_a_token_is_valid_for_the_topics_of_its_line_alone(pulsar: PulsarSettings, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# line by line\none fleet/a/# fleet/+/state\ngateway #\n")
     with serving(pulsar, tokens=SecretFile(file)) as (client, _):
@@ -168,7 +168,7 @@ def posted(connection: socket.socket, device: str = "a", body: bytes = b"x", hea
     return int(answer.split(b" ")[1]) if answer else 0
 
 
-def test_h40_a_client_certificate_speaks_for_its_own_device_and_no_page_uses_it(
+def test_h40_a_client_certificate_is_valid_for_its_own_device_and_no_page_uses_it(
     pulsar: PulsarSettings, tmp_path: Path
 ) -> None:
     world = Mutual(tmp_path)

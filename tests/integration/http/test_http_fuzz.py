@@ -211,7 +211,7 @@ def test_pipelined_requests_in_any_pieces_get_one_answer_each_in_order(
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_promised_is_missing(server: Fuzzed) -> Iterator[None]:
-    """At the end of the module, whatever was answered 200 is in Pulsar, and nothing is on its way for ever."""
+    """At the end of the module, every message answered 200 is in Pulsar, and no message remains in flight."""
     yield
     held = {m.payload for m in stored(server.pulsar, "fleet")} | {m.payload for m in dead_letters(server.pulsar)}
     assert server.promised - held == set()

@@ -1,4 +1,4 @@
-"""Clients that hold what they can without a token: memory, connections, descriptors, handshakes, time."""
+"""Clients without a token that occupy what they can: memory, connections, descriptors, handshakes, time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sent(raw: socket.socket, data: bytes) -> None:
         raw.sendall(data)
 
 
-def test_h39_two_thousand_half_requests_hold_little_memory_and_no_room(
+def test_h39_two_thousand_half_requests_use_little_memory_and_no_slots(
     pulsar: PulsarSettings, tmp_path: Path, connections: ExitStack
 ) -> None:
     """Heads that do not end, and whole heads without a token whose bodies are under way."""

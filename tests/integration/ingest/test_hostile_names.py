@@ -34,7 +34,7 @@ pytestmark = pytest.mark.stack
 MiB = 1024 * 1024
 
 
-def test_h35_a_device_name_of_a_megabyte_is_a_dead_letter_and_holds_nobody(
+def test_h35_a_device_name_of_a_megabyte_is_a_dead_letter_and_blocks_no_other_device(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     mqtt = mqtt_settings(stack)
@@ -95,7 +95,7 @@ def test_h46_a_device_that_invents_topics_takes_none_of_another_route_or_device(
         wait_for(namespaces, 1, "c-honest-1")
         dev.publish(f"{root}/s/one/honest", b"other route")
         wait_for(namespaces, 1, "s-one")
-        # What is not used is released, with its lanes, and others may come.
+        # Unused partition producers are closed, so that others can open.
         poll_for(lambda: service.partitions() == {}, 60, "idle topics to be released", every=0.2)
 
         def late() -> bool:

@@ -117,15 +117,15 @@ def replay(settings: PulsarSettings, **selection: Any) -> Report:
         return Replayer(client, admin, Selection(**selection)).run()
 
 
-def test_h4_a_topic_over_its_quota_holds_its_link_and_is_named_with_what_to_do(
+def test_h4_a_topic_over_its_quota_pauses_its_link_and_is_reported_with_the_action(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:
-    """The default: what is for other topics is written, acknowledgements wait in order, all flows when it is mended."""
+    """The default: messages of other topics are written, acknowledgements wait in order, all flows after the fix."""
     scene = Scene(stack, one_partition, tmp_path)
     with (
         device(scene.mqtt, "dev", window=1) as dev,
         ingest_process(scene.settings, tmp_path),
-        quota_of_one_kilobyte(one_partition, scene.held) as mend,
+        quota_of_one_kilobyte(one_partition, scene.held) as lift_quota,
     ):
         scene.publish(dev, "held", range(10))
         scene.publish(dev, "free", range(30))
@@ -135,7 +135,7 @@ def test_h4_a_topic_over_its_quota_holds_its_link_and_is_named_with_what_to_do(
         assert "pulsar-admin namespaces set-backlog-quota" in scene.log()
         assert contract.partition_name(scene.held, 0) in scene.log()
         assert letters(one_partition) == []
-        mend()
+        lift_quota()
         assert_in_order(scene.await_in("held", 11), range(10))
         poll_for(lambda: "no longer stalls" in scene.log(), 30, "the end of the stall")
 
@@ -156,7 +156,7 @@ def test_h4_a_blocked_topic_goes_to_the_dead_letters_until_a_replay_over_a_resta
             assert_in_order(scene.await_in("free", 10), range(10))
             scene.await_dead(40)
             process.kill()
-        # Mended by now, and yet it stays blocked: older messages of its devices are among the dead letters.
+        # Fixed by now, but the topic stays blocked: older messages of its devices are among the dead letters.
         with ingest_process(scene.settings, tmp_path):
             scene.publish(dev, "held", range(40, 60))
             assert_in_order(scene.await_dead(60), range(60))
@@ -180,7 +180,7 @@ def test_h4_what_comes_while_a_block_ends_is_not_overtaken(
     with (
         device(scene.mqtt, "dev", window=1) as dev,
         ingest_process(scene.settings, tmp_path),
-        quota_of_one_kilobyte(one_partition, scene.held) as mend,
+        quota_of_one_kilobyte(one_partition, scene.held) as lift_quota,
     ):
         confirmed: list[int] = []
         for number in range(3000):
@@ -190,7 +190,7 @@ def test_h4_what_comes_while_a_block_ends_is_not_overtaken(
                 confirmed=lambda _c, number=number: confirmed.append(number),  # type: ignore[misc]
             )
         scene.await_dead(50)
-        mend()
+        lift_quota()
         assert replay(one_partition, topic="held").unanswered == []
         assert dev.flush(60)
         found = scene.await_in("held", 3001)

@@ -1,4 +1,4 @@
-"""Several workers as real processes, on each broker: dealt anew, watched over, and moved without a loss (H7)."""
+"""Several workers as real processes, on each broker: assigned again, supervised, and migrated without a loss (H7)."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def ids(namespaces: PulsarSettings) -> list[str]:
 
 
 def assert_all_in_order(namespaces: PulsarSettings, confirmed: list[str]) -> None:
-    """Every confirmed id is in Pulsar, and the first copies of each topic stand in the order of publishing."""
+    """Every confirmed id is in Pulsar, and the first copies of each topic are in the order of publishing."""
     poll_for(lambda: set(confirmed) <= set(ids(namespaces)), 90, "every confirmed id in Pulsar", every=0.5)
     by_topic: dict[str, list[str]] = {}
     for one in ids(namespaces):
@@ -176,7 +176,7 @@ def test_h7_four_workers_become_two_under_load(broker: LocalStack, namespaces: P
         with load(mqtt) as devices:
             devices.await_more(300)
             four.drain()
-            devices.await_more(200)  # the sessions queue while nobody reads
+            devices.await_more(200)  # the sessions queue while no worker reads
             with fleet(settings, tmp_path, "--workers", "2") as two:
                 two.await_sessions()
                 devices.await_more(300)
@@ -193,7 +193,7 @@ def test_h7_four_workers_become_two_under_load(broker: LocalStack, namespaces: P
 def test_h7_one_worker_becomes_two_shards_and_one_again_under_load(
     broker: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    """Filters move from one session to four and back: subscribed anew first, drained, deleted at the broker."""
+    """Filters move from one session to four and back: subscribed first, drained, deleted at the broker."""
     mqtt = mqtt_settings(broker, protocol="5")
     settings = fleet_settings(mqtt, namespaces)
     with fleet(settings, tmp_path) as one, ExitStack() as stack:

@@ -62,28 +62,32 @@ def test_a_message_has_its_topic_key_and_envelope(
         device(mqtt, "dev") as dev,
     ):
         dev.publish(f"{root}/w-1/glucose", b"\x00\x01binary", properties=properties)
-        assert dev.flush()  # Artemis may hand over in another order what one client has in flight
+        assert dev.flush()  # Artemis may deliver the in-flight messages of one client in another order
         dev.publish(f"{root}/w-1/glucose", b"", qos=0)
         message, empty = wait_for(namespaces, 2)
     assert (message.payload, message.key) == (b"\x00\x01binary", "w-1")
     assert message.partition == partition_of("w-1", namespaces.partitions)
-    told = message.properties
-    assert told[contract.P_TOPIC] == f"{root}/w-1/glucose"
-    assert (told[contract.P_RULE], told[contract.P_DEVICE], told[contract.P_LINK]) == (
+    envelope = message.properties
+    assert envelope[contract.P_TOPIC] == f"{root}/w-1/glucose"
+    assert (envelope[contract.P_RULE], envelope[contract.P_DEVICE], envelope[contract.P_LINK]) == (
         "fleet",
         "w-1",
         mqtt.client_id,
     )
-    assert told[contract.P_COMMAND_TOPIC] == f"{root}-commands/w-1"
-    assert (told[contract.P_QOS], told[contract.P_RETAIN], told[contract.P_PROTOCOL]) == ("1", "0", protocol)
+    assert envelope[contract.P_COMMAND_TOPIC] == f"{root}-commands/w-1"
+    assert (envelope[contract.P_QOS], envelope[contract.P_RETAIN], envelope[contract.P_PROTOCOL]) == (
+        "1",
+        "0",
+        protocol,
+    )
     assert message.event_ms > 1_600_000_000_000
     assert (empty.payload, empty.properties[contract.P_QOS]) == (b"", "0")
     if protocol == "5":
-        assert contract.decode_user_properties(told[contract.P_USER]) == list(user)
-        assert contract.decode_correlation(told[contract.P_CORRELATION]) == b"\x00\xff"
-        assert told[contract.P_CONTENT_TYPE] == "application/json"
-        assert told[contract.P_RESPONSE_TOPIC] == "answers/here"
-        assert 0 < int(told[contract.P_EXPIRY]) <= 600
+        assert contract.decode_user_properties(envelope[contract.P_USER]) == list(user)
+        assert contract.decode_correlation(envelope[contract.P_CORRELATION]) == b"\x00\xff"
+        assert envelope[contract.P_CONTENT_TYPE] == "application/json"
+        assert envelope[contract.P_RESPONSE_TOPIC] == "answers/here"
+        assert 0 < int(envelope[contract.P_EXPIRY]) <= 600
 
 
 def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
@@ -115,14 +119,14 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
         dead = poll_for(lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters")
         for name, expected in (("received", 6), ("stored", 6), ("acked", 6), ("dead_letters", 3)):
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
-    reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
+    reasons = {m.payload[:9]: m.envelope[contract.P_DEAD_REASON] for m in dead}
     assert "bytes, the limit is" in reasons[b"x" * 9]
     assert "ingest.max_topics is 1" in reasons[b"one topic"]
     assert "no text for its key" in reasons[b"no device"]
     large = next(m for m in dead if m.payload[:1] == b"x")
     assert (large.key, len(large.payload)) == ("w-1", 100_000)
-    assert large.properties[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
-    assert large.properties[contract.P_TOPIC] == f"{root}/w-1/glucose"
+    assert large.envelope[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
+    assert large.envelope[contract.P_TOPIC] == f"{root}/w-1/glucose"
 
 
 def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_is(
@@ -146,8 +150,8 @@ def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_i
     assert contract.P_DEAD_LENGTH not in whole.properties
     assert head.payload == far_above[: len(head.payload)]
     assert len(head.payload) == HEAD_BYTES
-    assert head.properties[contract.P_DEAD_LENGTH] == str(len(far_above))
-    assert head.properties[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
+    assert head.envelope[contract.P_DEAD_LENGTH] == str(len(far_above))
+    assert head.envelope[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
     assert whole.key == head.key == "w-1"
     assert "error" in capsys.readouterr().out.split("only its head is kept")[0].rsplit("\n", 1)[-1]
 
@@ -179,10 +183,10 @@ def test_h6_retained_messages_come_once_over_restarts(
         assert dev.flush()
     found = stored(namespaces, "fleet")
     replayed = [m for m in found if m.properties.get(contract.P_RETAINED) == "1"]
-    assert sorted(m.properties[contract.P_TOPIC] for m in replayed) == sorted(topics)
+    assert sorted(m.envelope[contract.P_TOPIC] for m in replayed) == sorted(topics)
     assert [m.payload for m in found if m not in replayed] == [b"live"] * 4
     (deep,) = stored(namespaces, "more")
-    assert deep.properties[contract.P_RETAINED] == "1"
+    assert deep.envelope[contract.P_RETAINED] == "1"
 
 
 def test_retained_messages_can_be_skipped_and_live_ones_never_are(
@@ -225,7 +229,7 @@ def test_another_process_with_the_client_id_ends_ingest(stack: LocalStack, names
     """Artemis sends DISCONNECT 0x8E. Mosquitto 2.0.11 closes without it, which is no evidence (H50)."""
     mqtt = mqtt_settings(stack, protocol="5")
     settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
-    other = DeviceClient(mqtt, mqtt.client_id)  # reconnects for ever, as the other process would
+    other = DeviceClient(mqtt, mqtt.client_id)  # reconnects without end, as the other process would
     with pytest.raises(TerminalError, match="another process uses the MQTT client id"):
         run_beside(other, settings)
     other.close()
@@ -266,7 +270,7 @@ def ids(namespaces: PulsarSettings) -> set[str]:
 
 
 def assert_in_order(namespaces: PulsarSettings) -> None:
-    """First copies of each MQTT topic stand in the order of publishing."""
+    """First copies of each MQTT topic are in the order of publishing."""
     per_topic: dict[str, list[str]] = {}
     for messages in by_key(stored(namespaces, "fleet")).values():
         for one in messages:
@@ -301,7 +305,7 @@ def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
     assert_in_order(namespaces)
 
 
-def test_topics_explain_tells_where_a_topic_goes(tmp_path: Path) -> None:
+def test_topics_explain_shows_where_a_topic_goes(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
         "ingest: {rules: [{name: w, filter: wearables/+device/+m, device: '{device}', command_topic: 'd/{device}/c'}]}"
@@ -313,9 +317,9 @@ def test_topics_explain_tells_where_a_topic_goes(tmp_path: Path) -> None:
             [*command, "-c", str(config), *more], capture_output=True, text=True, check=True, timeout=60
         ).stdout
 
-    told = json.loads(explain("wearables/w-1/glucose", "--json"))
-    assert told["pulsar_topic"] == "persistent://public/pulsebridge/wearables"
-    assert (told["key"], told["device"], told["command_topic"]) == ("w-1", "w-1", "d/w-1/c")
-    assert told["captures"] == {"device": "w-1", "m": "glucose"}
+    properties = json.loads(explain("wearables/w-1/glucose", "--json"))
+    assert properties["pulsar_topic"] == "persistent://public/pulsebridge/wearables"
+    assert (properties["key"], properties["device"], properties["command_topic"]) == ("w-1", "w-1", "d/w-1/c")
+    assert properties["captures"] == {"device": "w-1", "m": "glucose"}
     assert json.loads(explain("d/w-1/c", "--json"))["outcome"] == "left out"
     assert "not received" in explain("elsewhere/x")

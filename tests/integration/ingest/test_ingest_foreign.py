@@ -34,9 +34,9 @@ def test_h33_a_byte_order_mark_in_a_property_is_stored_and_ingest_goes_on(
         assert service.worker is not None
         assert service.worker.link.epoch == 1
     assert [m.payload for m in found] == [b"marked", b"honest"]
-    told = found[0].properties
-    assert contract.decode_user_properties(told[contract.P_USER]) == [("\ufeffk", "v\ufeff")]
-    assert told[contract.P_CONTENT_TYPE] == "\ufefftext/plain"
+    properties = found[0].properties
+    assert contract.decode_user_properties(properties[contract.P_USER]) == [("\ufeffk", "v\ufeff")]
+    assert properties[contract.P_CONTENT_TYPE] == "\ufefftext/plain"
 
 
 def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(stack: LocalStack, namespaces: PulsarSettings) -> None:
@@ -89,7 +89,7 @@ def test_h50_a_broker_that_closes_right_after_connack_does_not_end_ingest(
 def test_h50_a_taken_over_session_is_no_end_before_mqtt_5(
     stack: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:
-    """No broker says there that another took it over: ingest dials again, for ever, and has what was published."""
+    """These brokers do not report a takeover: ingest reconnects without end, and stores the published messages."""
     mqtt = mqtt_settings(stack, protocol=protocol)
     root = mqtt.client_id
     with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))) as service:

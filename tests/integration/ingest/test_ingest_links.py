@@ -33,11 +33,11 @@ def settings_of(
 
 
 def test_a_frozen_and_a_dead_broker_delay_no_other_link(stack: LocalStack, namespaces: PulsarSettings) -> None:
-    """Three links: one through a proxy that stops forwarding in mid-flow, one to a port where nobody listens."""
+    """Three links: one through a proxy that stops forwarding in mid-flow, one to a closed port."""
     mqtt = mqtt_settings(stack, keep_alive_s=5)
     root = mqtt.client_id
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as gone:
-        pass  # a port where nobody listens
+        pass  # a closed port
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as slow:
         settings = settings_of(
             mqtt,
@@ -67,7 +67,7 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(stack: LocalStack, names
 
 
 @pytest.mark.long
-def test_a_stopped_second_broker_holds_no_other_link_and_loses_nothing_when_it_goes_on(
+def test_a_stopped_second_broker_blocks_no_other_link_and_loses_nothing_when_it_continues(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     """Two brokers; the second one's process is stopped (SIGSTOP) in mid-flow, and goes on later.
@@ -140,6 +140,6 @@ def test_links_keep_their_own_filters_over_a_restart(stack: LocalStack, namespac
                 poll_for(lambda: len(stored(namespaces, "fleet")) >= 2, 60, "the retained message of both")
         dev.publish(f"{root}/d", b"", retain=True)
         assert dev.flush()
-    told = [m.properties for m in stored(namespaces, "fleet")]
-    assert sorted(t[contract.P_LINK] for t in told) == ["a", "b"]
-    assert all(t[contract.P_RETAINED] == "1" for t in told)
+    properties = [m.properties for m in stored(namespaces, "fleet")]
+    assert sorted(one[contract.P_LINK] for one in properties) == ["a", "b"]
+    assert all(one[contract.P_RETAINED] == "1" for one in properties)

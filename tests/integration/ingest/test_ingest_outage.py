@@ -77,7 +77,7 @@ def ingest_of(
 def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
     private_stack: LocalStack,
 ) -> None:
-    """MQTT 3.1.1 stops reading, MQTT 5 is held by Receive Maximum; then Pulsar is killed in mid-batch as well."""
+    """MQTT 3.1.1 stops reading, MQTT 5 is bounded by Receive Maximum; then Pulsar is killed in mid-batch as well."""
     namespaces = provisioned(private_stack)
     confirmed: list[str] = []
     with (
@@ -138,7 +138,7 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
                 assert dev.flush(60)
                 poll_for(lambda: "Pulsar does not confirm" in log.read_text(), 30, "the watchdog")
                 assert namespaces.readings_topic("fleet") in log.read_text()
-                # The watchdog speaks after a second, perhaps before ingest has all that the MQTT broker has.
+                # The watchdog warns after a second, perhaps before ingest has all messages of the MQTT broker.
                 poll_for(lambda: endpoint.total("pulsebridge_ingest_received_total") == 300, 60, "all at ingest")
                 process.terminate()
                 assert process.wait(patient(60)) == 0, log.read_text()

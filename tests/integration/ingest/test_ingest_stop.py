@@ -1,4 +1,4 @@
-"""A clean stop in the midst of a backlog: what was stored is acknowledged, so that it does not come again (H9)."""
+"""A clean stop during a backlog: stored messages are acknowledged, so that the broker does not send them again (H9)."""
 
 from __future__ import annotations
 

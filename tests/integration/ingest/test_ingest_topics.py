@@ -1,4 +1,4 @@
-"""MQTT topics with every character that MQTT allows, on real brokers: stored and told unchanged, or a dead letter."""
+"""MQTT topics with every character that MQTT allows, on real brokers: stored unchanged, or a dead letter."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def published(stack: LocalStack, topics: list[str]) -> list[str]:
     return confirmed
 
 
-def told(messages: list[Stored]) -> list[str]:
+def topics_of(messages: list[Stored]) -> list[str]:
     return [m.properties[contract.P_TOPIC] for m in messages]
 
 
-def test_every_topic_is_stored_and_told_unchanged(broker: LocalStack, namespaces: PulsarSettings) -> None:
+def test_every_topic_is_stored_and_returned_unchanged(broker: LocalStack, namespaces: PulsarSettings) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     rule = TopicRule(name="any", filter=f"{root}/#", topic=root, key="one")  # a name has 1 KiB, a topic 64
@@ -79,7 +79,7 @@ def test_every_topic_is_stored_and_told_unchanged(broker: LocalStack, namespaces
             lambda: got if len(got := stored(namespaces, root)) >= len(confirmed) else None, 60, "all topics"
         )
     assert {f"{root}{tail}" for tail in TAILS} <= set(confirmed)
-    assert sorted(told(found)) == sorted(confirmed)
+    assert sorted(topics_of(found)) == sorted(confirmed)
     assert {m.properties[contract.P_TOPIC]: m.payload.decode() for m in found} == {
         topic: f"{topics.index(topic)}" for topic in confirmed
     }
@@ -109,13 +109,13 @@ def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(broker: LocalStac
             poll_for(lambda local=local: stored(namespaces, local), 60, local)  # type: ignore[misc]
             for local in locals_
         ]
-    assert [told(messages) for messages in found] == [[topic] for topic in good]
-    assert sorted(told(dead)) == sorted(bad)
+    assert [topics_of(messages) for messages in found] == [[topic] for topic in good]
+    assert sorted(topics_of(dead)) == sorted(bad)
     for message in dead:
         assert bad[message.properties[contract.P_TOPIC]] in message.properties[contract.P_DEAD_REASON]
 
 
-def test_devices_of_a_gateway_are_told_apart_by_what_each_message_says(
+def test_devices_of_a_gateway_are_identified_by_fields_of_each_message(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     mqtt = mqtt_settings(stack)

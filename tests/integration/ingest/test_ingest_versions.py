@@ -87,10 +87,10 @@ def test_what_is_published_at_qos_2_survives_a_killed_ingest(
             )
 
 
-def test_a_session_that_somebody_subscribed_at_qos_2_is_taken_over(
+def test_a_session_that_another_client_subscribed_at_qos_2_is_taken_over(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    """What it has queued is handed over at QoS 2; ingest takes it, subscribes at QoS 1, and goes on."""
+    """Its queued messages arrive at QoS 2; ingest stores them, subscribes at QoS 1, and continues."""
     mqtt = mqtt_settings(broker)
     topic = f"{mqtt.client_id}/w-1/x"
     former = paho.Client(CallbackAPIVersion.VERSION2, mqtt.client_id, protocol=paho.MQTTv5)
@@ -114,7 +114,7 @@ def test_a_session_that_somebody_subscribed_at_qos_2_is_taken_over(
             wait_for(namespaces, 100)
             assert service.worker is not None
             assert service.worker.link.epoch == 1
-    # Artemis may subscribe anew before it has handed over what the former subscription had queued.
+    # Artemis may subscribe again before it has delivered the messages that the former subscription had queued.
     assert {m.payload for m in stored(namespaces, "fleet")} == {b"%d" % n for n in range(100)}
 
 
@@ -140,13 +140,13 @@ def test_every_property_of_mqtt_5_arrives_as_it_was_sent(broker: LocalStack, nam
             MessageExpiryInterval=3600,
         )
         (message,) = wait_for(namespaces, 1)
-    told = message.properties
-    assert contract.decode_user_properties(told[contract.P_USER]) == user
-    assert contract.decode_correlation(told[contract.P_CORRELATION]) == every_byte
-    assert told[contract.P_CONTENT_TYPE] == "application/json; charset=utf-8"
-    assert told[contract.P_RESPONSE_TOPIC] == f"{root}/answers"
-    assert told[contract.P_PAYLOAD_FORMAT] == "1"
-    assert 3500 < int(told[contract.P_EXPIRY]) <= 3600
+    properties = message.properties
+    assert contract.decode_user_properties(properties[contract.P_USER]) == user
+    assert contract.decode_correlation(properties[contract.P_CORRELATION]) == every_byte
+    assert properties[contract.P_CONTENT_TYPE] == "application/json; charset=utf-8"
+    assert properties[contract.P_RESPONSE_TOPIC] == f"{root}/answers"
+    assert properties[contract.P_PAYLOAD_FORMAT] == "1"
+    assert 3500 < int(properties[contract.P_EXPIRY]) <= 3600
 
 
 @pytest.mark.parametrize("protocol", VERSIONS)

@@ -180,7 +180,7 @@ from bridge.settings.local import LocalSettings
 stack = LocalStack(LocalSettings.model_validate_json(sys.argv[1]))
 stack.start()
 if os.fork() == 0:
-    time.sleep(600)  # a child that holds the guardian's pipe open
+    time.sleep(600)  # a child that keeps the guardian's pipe open
 print(stack.pids["mqtt"], stack.servers["mqtt"].created, flush=True)
 time.sleep(600)
 """

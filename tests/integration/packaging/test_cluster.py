@@ -1,6 +1,6 @@
 """The source on clusters, from the packed file alone: a local cluster, and a standalone one of processes.
 
-The checkout and its environment are hidden from driver and executors, and nobody calls ``sources.register``.
+The checkout and its environment are hidden from driver and executors, and no code calls ``sources.register``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of whoever submits to it."""
+        """The environment of a client that submits to it."""
         return self.home.environment(PEX_ROOT=str(self.folder / "driver"))
 
 
@@ -153,12 +153,12 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             one = [*words[:after], "--total-executor-cores", "1", *words[after:]]
             run_to_the_end([*one, "--available-now"], cluster, place)
             assert rows_in(folder / "tables") == {"bronze": 4, "readings": 9, "quarantine": 1}
-            told = "what was known of the device is known on one executor, too: it is low already"
-            assert commanded(namespaces) == ["glucose-low"], told
+            why = "the state of the device reaches the one executor, too: it is low already"
+            assert commanded(namespaces) == ["glucose-low"], why
 
 
 def run_to_the_end(words: list[str], cluster: Cluster, place: Path) -> None:
-    """Submit what ``words`` say from ``place``, and wait until it is done."""
+    """Submit with the arguments ``words`` from the folder ``place``, and wait for the end."""
     done = subprocess.run(
         words,
         cwd=place, env=cluster.environment, timeout=patient(600), check=False,

@@ -64,7 +64,7 @@ def readings(peer: Peer) -> list[Stored]:
 
 
 def in_order(messages: list[Stored]) -> bool:
-    """Whether the first copies of each device's numbered messages stand in their order."""
+    """Whether the first copies of each device's numbered messages are in order."""
     seen: dict[str, list[int]] = {}
     for message in messages:
         device, number = message.payload.decode().strip().split("#")
@@ -168,18 +168,22 @@ def test_what_cannot_be_written_is_a_dead_letter_and_then_acknowledged(peer: Pee
     assert "ingest.max_topics is 1" in reasons[b"one topic"]
 
 
-def test_the_envelope_tells_where_a_message_came_from(peer: Peer) -> None:
+def test_the_envelope_names_the_origin_of_a_message(peer: Peer) -> None:
     with flowing(peer):
         peer.send(f"{peer.root}/w-1/glucose", b"\x00\xffbinary")
         poll_for(lambda: peer.acked == 2, 30, "the acknowledgement")
     (found,) = readings(peer)
-    told = found.properties
+    properties = found.properties
     assert (found.payload, found.key) == (b"\x00\xffbinary", "w-1")
-    assert told[contract.P_VERSION] == contract.ENVELOPE_VERSION
-    assert told[contract.P_TOPIC] == f"{peer.root}/w-1/glucose"
-    assert (told[contract.P_RULE], told[contract.P_DEVICE], told[contract.P_QOS]) == ("fleet", "w-1", "1")
-    assert told[contract.P_PROTOCOL] == {"mqtt": "3.1.1"}.get(peer.protocol, peer.protocol)
-    assert told[contract.P_LINK] == {"mqtt": peer.root}.get(peer.protocol, peer.protocol)
+    assert properties[contract.P_VERSION] == contract.ENVELOPE_VERSION
+    assert properties[contract.P_TOPIC] == f"{peer.root}/w-1/glucose"
+    assert (properties[contract.P_RULE], properties[contract.P_DEVICE], properties[contract.P_QOS]) == (
+        "fleet",
+        "w-1",
+        "1",
+    )
+    assert properties[contract.P_PROTOCOL] == {"mqtt": "3.1.1"}.get(peer.protocol, peer.protocol)
+    assert properties[contract.P_LINK] == {"mqtt": peer.root}.get(peer.protocol, peer.protocol)
 
 
 def test_a_third_party_s_handler_is_found_and_lives_through_its_phases_once(

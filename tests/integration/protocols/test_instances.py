@@ -71,11 +71,11 @@ def test_status_lists_protocols_listeners_and_owners_and_a_clean_stop_removes_th
         assert dev.flush()
         topic = namespaces.readings_topic("fleet")
 
-        def told() -> dict[str, Any] | None:
+        def found_record() -> dict[str, Any] | None:
             (one,) = look_at_instances(settings).as_dict()["instances"] or [None]
             return one if one and one["topics"] == [topic] and one["state"] == "running" else None
 
-        poll_for(told, 30, "the record with its topic")
+        poll_for(found_record, 30, "the record with its topic")
         code, body = status(settings, tmp_path)
         assert (code, body["up"], body["instances_problem"]) == (0, False, "")
         (one,) = body["instances"]
@@ -112,7 +112,7 @@ def test_a_killed_instance_is_shown_as_gone_and_another_reads_what_it_advertised
 
 
 def test_h24_the_instances_topic_neither_vanishes_nor_grows(namespaces: PulsarSettings) -> None:
-    """A thousand heartbeats are compacted to the last of each instance, and the hold follows the horizon."""
+    """A thousand heartbeats are compacted to the last of each instance; the retention subscription follows."""
     with PulsarAdmin(namespaces, timeout_s=30) as admin, PulsarClient(namespaces) as client:
         provision(admin)
         partition = partition_name(namespaces.system_topic(INSTANCES_TOPIC), 0)
@@ -130,9 +130,9 @@ def test_h24_the_instances_topic_neither_vanishes_nor_grows(namespaces: PulsarSe
             tidy(admin)
             return hold_of(admin, partition) > before
 
-        poll_for(compacted, 90, "compaction, and the hold behind it", every=0.5)
+        poll_for(compacted, 90, "compaction, and the retention subscription after it", every=0.5)
         assert [(r.instance, r.pid) for r in read_board(client)] == [("i1", 998), ("i2", 999)]
-        # The first compaction may have begun in the midst of them: the hold is behind all with the next.
+        # The first compaction may have begun between them: the retention subscription passes all of them with the next.
         poll_for(
             lambda: (tidy(admin), int(admin.stats(partition)["backlogSize"]) < 100_000)[1],
             90,

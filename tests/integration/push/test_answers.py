@@ -1,4 +1,4 @@
-"""``confirm: device``: what a device's own answer settles, with a broker that tells absence and with one that does not."""
+"""``confirm: device``: commands settled by a device's own answer, with a broker that reports absence and without."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
-def test_h26_a_device_that_does_not_answer_gets_it_again_and_delays_nobody(
+def test_h26_a_device_that_does_not_answer_gets_a_repeat_and_delays_no_other_device(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = push_settings(
@@ -40,10 +40,10 @@ def test_h26_a_device_that_does_not_answer_gets_it_again_and_delays_nobody(
     provision(settings)
     quick = [command(settings, f"d{n % 3}", n) for n in range(60)]
     slow = [command(settings, f"s{n % 5}", n) for n in range(10)]
-    heard = {"s0": 2}  # each of the others answers every time; s0 only the second copy of its first command
+    from_copy = {"s0": 2}  # each of the others answers every time; s0 only the second copy of its first command
 
     def answering(device: str, count: int) -> bool:
-        return count >= heard.get(device, 1)
+        return count >= from_copy.get(device, 1)
 
     with Devices(settings, answering) as devices, push_in_thread(settings) as metrics:
         write_commands(settings, [*slow, *quick])
@@ -61,7 +61,7 @@ def test_h26_a_device_that_does_not_answer_gets_it_again_and_delays_nobody(
     assert got["s0-0"][0].attempts >= 2
 
 
-def test_silent_devices_hold_up_nobody_though_they_fill_the_window(
+def test_silent_devices_that_fill_the_window_delay_no_other_device(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = push_settings(namespaces, mqtt_settings(broker), confirm="device", window=2, drain_s=0.5)
@@ -121,9 +121,9 @@ def test_h30_large_commands_of_a_device_that_fails_do_not_keep_those_of_others_b
     provision(settings)
     large = [replace(command(settings, "stuck", n), payload=bytes([n]) * 1_000_000) for n in range(10)]
     other = command(settings, "other", 1)
-    mended, refused = threading.Event(), 0
+    fixed, refused = threading.Event(), 0
     with (
-        Devices(settings, lambda device, _count: device == "other" or mended.is_set()) as devices,
+        Devices(settings, lambda device, _count: device == "other" or fixed.is_set()) as devices,
         push_in_thread(settings),
     ):
         write_commands(settings, [*large, other])
@@ -136,7 +136,7 @@ def test_h30_large_commands_of_a_device_that_fails_do_not_keep_those_of_others_b
             return bool(devices.got["other"])
 
         poll_for(the_other_has_its_command, 60, "the command of the other device")
-        mended.set()
+        fixed.set()
         devices.await_all(large)
         all_acknowledged(settings)
         devices.check([*large, other])

@@ -1,4 +1,4 @@
-"""What stands in the cursors topic is in its log, and not in the view alone that Pulsar compacts from it."""
+"""All records of the cursors topic are in its log, and not only in Pulsar's compacted view of it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def follow(topic: TestTopic) -> holds.Followed:
 
 
 def horizon_of(topic: TestTopic) -> Position:
-    """Return where compaction stands. Just restarted, Pulsar now and then cannot say it yet."""
+    """Return the position of the compaction. After a restart Pulsar at times cannot report it yet."""
     return Position.parse(patiently(topic.hold, COMPACTION))
 
 
@@ -141,7 +141,7 @@ def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replac
             assert view_of(topic) == expected
 
 
-def test_h24_a_hold_goes_to_the_oldest_record_that_is_needed_however_far_that_is(
+def test_h24_a_retention_subscription_moves_to_the_oldest_needed_record_at_any_distance(
     namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holds, "_A_LOOK", 10)
@@ -171,8 +171,8 @@ def test_h24_a_hold_goes_to_the_oldest_record_that_is_needed_however_far_that_is
         assert not follow(topic).moved
 
 
-def test_h24_a_hold_that_shows_nothing_has_passed_nothing(namespaces: PulsarSettings) -> None:
-    """It may not have come in time: to write all of it once more would be the answer to a Pulsar that is slow."""
+def test_h24_a_retention_subscription_that_shows_nothing_has_passed_nothing(namespaces: PulsarSettings) -> None:
+    """It may not have come in time: to rewrite all of it would load a Pulsar that is slow."""
     with topic_of(namespaces, name="state") as topic:
         topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         write(topic, ["d0", "d1"], b"1")
@@ -187,7 +187,9 @@ def test_h24_a_hold_that_shows_nothing_has_passed_nothing(namespaces: PulsarSett
         assert follow(topic).passed, "now it shows what is behind the oldest"
 
 
-def test_h24_a_hold_that_cannot_be_moved_keeps_no_other_one(stack: LocalStack, namespaces: PulsarSettings) -> None:
+def test_h24_a_retention_subscription_that_cannot_move_does_not_block_another_one(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
     there = settings.pulsar.model_copy(update={"namespace": settings.pulsar.system_namespace})
@@ -217,13 +219,13 @@ def test_h24_a_partition_that_is_never_compacted_is_named(
 
 
 @pytest.mark.long
-def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
+def test_h24_old_records_are_rewritten_and_the_retention_subscription_advances(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = parking_settings(stack, namespaces, probe_min_s=60.0)
     provision(settings)
     parked = [command(settings, "away", n) for n in range(300)]  # in two segments
-    live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids stand apart
+    live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids are stored apart
     with Devices(settings, lambda _d, _n: True) as devices:
         with push_in_thread(settings) as metrics:
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
@@ -231,7 +233,7 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
             write_commands(settings, [*parked, *live])
             devices.await_all(live)
             all_acknowledged(settings)
-        _nobody_writes_these_again(settings)
+        _write_orphaned_records(settings)
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
             monkeypatch.setattr(holds, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
@@ -248,8 +250,8 @@ def test_h24_what_has_stood_for_long_is_written_once_more_and_the_hold_goes_on(
         assert devices.check([*parked, *live, *more]) == 0
 
 
-def _nobody_writes_these_again(settings: Settings) -> None:
-    """Write the ids of a device of which nothing else is there, and what no push wrote."""
+def _write_orphaned_records(settings: Settings) -> None:
+    """Write the ids of a device without other records, and a record that push did not write."""
     name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
     with PulsarClient(settings.pulsar) as client:
         producer = client.producer(name, batching=False)
@@ -259,7 +261,7 @@ def _nobody_writes_these_again(settings: Settings) -> None:
 
 
 @pytest.mark.long
-def test_h24_the_roster_of_groups_is_written_once_more_and_its_hold_goes_on(
+def test_h24_the_roster_of_groups_is_rewritten_and_its_retention_subscription_advances(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = push_settings(namespaces, mqtt_settings(stack))
@@ -282,8 +284,8 @@ def test_h24_the_roster_of_groups_is_written_once_more_and_its_hold_goes_on(
             devices.await_all(entries(after, names))
             all_acknowledged(settings)
         assert devices.check([entry for one in (before, after) for entry in entries(one, names)]) == 0
-    told = receipts(settings)
-    assert [[r.state for r in told[one.command_id]] for one in (before, after)] == [["expanded"]] * 2
+    found = receipts(settings)
+    assert [[r.state for r in found[one.command_id]] for one in (before, after)] == [["expanded"]] * 2
 
 
 def _all_that_stood_is_passed(settings: Settings, topic: str, hold_name: str) -> None:

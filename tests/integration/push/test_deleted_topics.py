@@ -33,7 +33,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
-def test_h11_topics_deleted_under_push_are_made_anew_and_no_command_comes_twice(
+def test_h11_topics_deleted_under_push_are_re_created_and_no_command_comes_twice(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     """Made as they were, with the partitions that they had; what the cursors knew is written down again."""
@@ -93,7 +93,7 @@ def test_h11_a_topic_deleted_before_it_was_written_to_does_not_end_push(
     assert {c.command_id for c in commands} == set(receipts(settings))
 
 
-def test_h11_cursors_made_anew_by_others_are_noticed_and_what_may_not_be_made_is_named(
+def test_h11_cursors_re_created_by_others_are_noticed_and_a_denied_creation_is_reported(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = namespaces.model_copy(update={"provision": "verify"})

@@ -64,10 +64,10 @@ def test_commands_reach_their_devices_in_order_with_a_receipt_each(
         assert devices.check(commands) == 0
         first = devices.got["d0"][0]
         assert first.payload == b"0"
-        told = user(first)
-        assert (told["pulsebridge-origin"], told["command-id"]) == ("push", "d0-0")
-        assert told["position"].startswith("0.")
-        assert "repeat" not in told
+        properties = user(first)
+        assert (properties["pulsebridge-origin"], properties["command-id"]) == ("push", "d0-0")
+        assert properties["position"].startswith("0.")
+        assert "repeat" not in properties
         assert first.properties is not None
         assert first.properties.expiry_s is not None
         assert 500 < first.properties.expiry_s <= 600
@@ -102,7 +102,7 @@ def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(setti
 
 
 @pytest.mark.long
-def test_h21_a_thousand_commands_of_one_device_written_once_more_in_another_order_reach_it_once(
+def test_h21_a_thousand_commands_of_one_device_written_again_in_another_order_reach_it_once(
     settings: Settings,
 ) -> None:
     """As a new checkpoint writes them, and a task that is tried again: most were forgotten if few are remembered."""
@@ -175,7 +175,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
             30,
             "the first compaction has run",
         )
-    commands = [command(settings, f"d{n % 3}", n) for n in range(90)]  # so many that ids stand apart
+    commands = [command(settings, f"d{n % 3}", n) for n in range(90)]  # so many that ids are stored apart
     with Devices(settings) as devices:
         with push_in_thread(settings):
             write_commands(settings, commands)
@@ -184,7 +184,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
         with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
             last = {m.partition_key(): m.message_id() for m in read_topic(settings, CURSORS_TOPIC)}
             oldest = min((one.ledger_id(), one.entry_id()) for one in last.values())
-            assert oldest[1] > 10  # the ids that stand apart
+            assert oldest[1] > 10  # the ids that are stored apart
             poll_for(
                 lambda: _hold_moves(settings, admin, client, name) == (oldest[0], oldest[1] - 1), 60,
                 "the hold stands before the oldest record that is the last of its key",
@@ -232,7 +232,7 @@ def test_h23_an_owner_that_was_replaced_stops_and_acknowledges_nothing(settings:
     assert [r.state for r in receipts(settings)["d-2"]] == ["delivered"]
 
 
-def test_h23_an_owner_that_comes_back_after_its_successor_left_starts_anew(settings: Settings) -> None:
+def test_h23_an_owner_that_returns_after_its_successor_left_restarts(settings: Settings) -> None:
     provision(settings)
     cursors = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
     first, seventh, eighth = (command(settings, "d", n) for n in (1, 7, 8))

@@ -1,4 +1,4 @@
-"""``pulsebridge devices list`` and ``show`` beside real push processes, and while none runs."""
+"""``pulsebridge devices list`` and ``show`` with real push processes, and without one."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_dow
             assert all(one.owner.serves and not one.unserved and one.whole for one in status.values())
             assert (status[partition].parked_devices, status[partition].parked) == (1, 300)
             assert {one for one, of in status.items() if of.backlog} == {partition_of("mute", 2)}
-            assert process.log.count("partition is ours") == 2, "nobody was disturbed"
+            assert process.log.count("partition is ours") == 2, "no process was disturbed"
             process.kill()  # a clean end would wait for the answers of mute
         more = [command(settings, "live", n) for n in range(10, 14)]
         write_commands(settings, more)
@@ -116,8 +116,8 @@ def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_dow
         waits = {partition_of(device, 2) for device in ("away", "live", "mute")}
         assert {one for one, of in status.items() if of.unserved} == waits
         assert all(of.oldest_us > 0 for of in status.values() if of.backlog)
-        show_push(look_at_push(settings), Console(file=(told := StringIO()), width=200))
-        assert "no process serves them" in told.getvalue()
+        show_push(look_at_push(settings), Console(file=(page := StringIO()), width=200))
+        assert "no process serves them" in page.getvalue()
         cut = asked(settings, "devices", "list", "--backlog", "1")
         assert cut["read"]["backlog_cut"]
         with PushProcess(settings, tmp_path, "again"):
@@ -132,7 +132,7 @@ def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_dow
 
 
 def check_pending(shown: dict[str, Any], wanted: list[Command], state: str, partition: int) -> None:
-    """What waits is exactly this, in order, each where it says that it stands."""
+    """Exactly these commands wait, in order, each at its reported position."""
     assert [one["id"] for one in shown["commands"]] == [one.command_id for one in wanted]
     assert {(one["topic"], one["state"]) for one in shown["commands"]} == {(wanted[0].mqtt_topic, state)}
     positions = [CommandPosition.decode(one["position"]) for one in shown["commands"]]
@@ -141,7 +141,9 @@ def check_pending(shown: dict[str, Any], wanted: list[Command], state: str, part
     assert shown["pending"] == len(wanted)
 
 
-def test_what_ingest_heard_of_a_device_is_its_presence(stack: LocalStack, namespaces: PulsarSettings) -> None:
+def test_messages_that_ingest_received_of_a_device_are_its_presence(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
     topic = settings.pulsar.system_topic(PRESENCE_TOPIC)
@@ -170,7 +172,7 @@ def test_without_its_topics_a_line_says_what_is_missing(stack: LocalStack, names
     assert os.linesep not in str(done.exception)
 
 
-def test_what_no_writer_of_ours_wrote_is_left_out_and_said_and_older_commands_are_read(
+def test_foreign_entries_are_skipped_and_reported_and_older_commands_are_read(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = parking_settings(stack, namespaces)
@@ -179,8 +181,8 @@ def test_what_no_writer_of_ours_wrote_is_left_out_and_said_and_older_commands_ar
     store_raw(settings.pulsar, partition, b"", key=b"d", properties={b"p": b"\xff\xfe"})
     store_raw(settings.pulsar, partition, b"", key=b"d", properties={C_ID.encode(): b"d-1"})
     older = encode_command(command(settings, "d", 0, emitted_at_us=1_700_000_000_000_000))
-    told = {name.encode(): value.encode() for name, value in (older | {C_ID: "d\n0"}).items()}
-    store_raw(settings.pulsar, partition, b"open", key=b"d", properties=told)
+    properties = {name.encode(): value.encode() for name, value in (older | {C_ID: "d\n0"}).items()}
+    store_raw(settings.pulsar, partition, b"open", key=b"d", properties=properties)
     write_commands(settings, [command(settings, "d", 1)])
 
     assert asked(settings, "devices", "list")["read"]["backlog_left_out"] == 3
@@ -209,9 +211,9 @@ def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind
 ) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
-    given, unheard = group_command(settings, 1), group_command(settings, 2, "unheard")
+    given, unknown = group_command(settings, 1), group_command(settings, 2, "unknown")
     write_members(settings, "presses", ["d1"])
-    write_group_commands(settings, [given, unheard])
+    write_group_commands(settings, [given, unknown])
     waits = asked(settings, "commands", "show", given.command_id)
     assert (waits["group"], waits["device"], waits["state"]) == ("presses", "", "pending")
     ((place,),) = [copy["in_group"] for copy in waits["copies"]]
@@ -224,14 +226,14 @@ def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind
     assert "to the group presses that is not yet expanded to its members; push expands it" in refused.stdout
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
         devices.await_all(entries(given, ["d1"]))
-        poll_for(lambda: {"presses-1", "unheard-2"} <= set(receipts(settings)), 30, "both have receipts")
+        poll_for(lambda: {"presses-1", "unknown-2"} <= set(receipts(settings)), 30, "both have receipts")
         all_acknowledged(settings)
     shown = asked(settings, "commands", "show", given.command_id)
     assert (shown["group"], shown["state"]) == ("presses", "expanded")
     assert [place["how"] for place in shown["copies"][0]["in_group"]] == ["done"]
-    shown = asked(settings, "commands", "show", unheard.command_id)
+    shown = asked(settings, "commands", "show", unknown.command_id)
     assert (shown["group"], shown["state"], len(shown["copies"][0]["dead_letters"])) == (
-        "unheard",
+        "unknown",
         "rejected",
         1,
     )

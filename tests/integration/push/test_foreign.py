@@ -53,10 +53,10 @@ def test_h34_what_no_one_can_read_is_no_evidence_against_a_command(
     bad += packet(0x32, b"\0\x0fpoison/\xff/status" + b"\0\3\0online")
     bad += packet(0x36, text("poison/d/status") + b"\0\4\0online")
 
-    def judge(one: Delivered) -> int:
+    def answer(one: Delivered) -> int:
         return 0x01  # H49: mochi's success
 
-    with RawBroker(judge, forwards=bad) as broker:
+    with RawBroker(answer, forwards=bad) as broker:
         mqtt = MqttSettings(port=broker.port, client_id="poison", protocol="5", reconnect_max_s=0.5)
         rule = PresenceRule(filter="poison/+device/status")
         settings = push_settings(namespaces, mqtt, presence=(rule,))

@@ -1,4 +1,4 @@
-"""Clients that speak for other devices: forged answers, forged requests to resume, and floods of them.
+"""Clients that pretend to be other devices: forged answers, forged requests to resume, and floods of them.
 
 No broker here has an ACL, so what protects the devices is push alone.
 """
@@ -146,11 +146,11 @@ def test_h36_a_forged_request_to_resume_sends_nothing_again(
         for request in [*forged, hostile.places["0"]]:
             forger.publish(f"{settings.mqtt.client_id}/resume/d", request.encode())
         assert forger.flush()
-        poll_for(lambda: len(device.told) == 5, 60, "an answer to each request")
-        assert all("error" in told for told in device.told)
+        poll_for(lambda: len(device.answers) == 5, 60, "an answer to each request")
+        assert all("error" in answer for answer in device.answers)
         device.ask(device.places["7"])
         device.goes_on_with(commands[8:])
-        assert [text for text in device.got if text != "told"] == [*(str(n) for n in range(10)), "8", "9"]
+        assert [text for text in device.got if text != "answer"] == [*(str(n) for n in range(10)), "8", "9"]
         assert metrics.resume_answers.labels("error")._value.get() == 5
 
 
@@ -161,12 +161,12 @@ def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
     provision(settings)
     commands = [command(settings, "d", n) for n in range(40)]
     root = settings.mqtt.client_id
-    told: list[str] = []
+    topics: list[str] = []
     with (
         running_ingest(settings),
         push_in_thread(settings) as metrics,
         OffsetDevice(settings, "d") as device,
-        DeviceClient(settings.mqtt, f"{root}-forger", on_message=lambda m: told.append(m.topic)) as forger,
+        DeviceClient(settings.mqtt, f"{root}-forger", on_message=lambda m: topics.append(m.topic)) as forger,
     ):
         forger.subscribe(f"{settings.push.resumed_topic}/#")
         write_commands(settings, commands[:20])
@@ -181,4 +181,4 @@ def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
         device.goes_on_with(commands[10:])
         counts = {one: metrics.resume_answers.labels(one)._value.get() for one in ("error", "dropped", "unknown")}
         assert counts == {"error": 1, "dropped": 299, "unknown": 300}
-        assert told == [f"{settings.push.resumed_topic}/d"] * 2
+        assert topics == [f"{settings.push.resumed_topic}/d"] * 2

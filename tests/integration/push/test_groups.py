@@ -87,11 +87,11 @@ def test_every_member_gets_a_group_command_in_order_with_its_own_and_the_payload
             assert [m.payload for m in devices.got[name]] == [one.payload for one in expected]
     stored = [m for m in read_topic(settings, COMMANDS_TOPIC) if not m.data()]
     assert len(stored) == 2 * len(NAMES), "an entry has no payload"
-    told = receipts(settings)
-    (whole,) = told[first.command_id]
+    found = receipts(settings)
+    (whole,) = found[first.command_id]
     assert (whole.state, whole.members, whole.group) == ("expanded", len(NAMES), "presses")
     for entry in entries(first, NAMES):
-        (receipt,) = told[entry.command_id]
+        (receipt,) = found[entry.command_id]
         assert receipt.state == "delivered"
         assert (receipt.group, receipt.group_command_id) == ("presses", first.command_id)
     assert group_backlog(settings) == 2, "what is open is held"
@@ -169,12 +169,12 @@ def test_unknown_empty_repeated_and_expired_group_commands_have_a_receipt_each(
 ) -> None:
     rules = (
         GroupRule(name="halls", devices=("hall-*", "d1")),
-        GroupRule(name="empty", devices=("nobody-*",)),
+        GroupRule(name="empty", devices=("absent-*",)),
     )
     settings = push_settings(namespaces, mqtt_settings(stack), groups=rules)
     provision(settings)
     write_members(settings, "presses", ["d1", "hall-7"])
-    unknown, empty = group_command(settings, 1, "unheard"), group_command(settings, 1, "empty")
+    unknown, empty = group_command(settings, 1, "unlisted"), group_command(settings, 1, "empty")
     late = group_command(settings, 1, expires_at_ms=1000)
     both = group_command(settings, 2)
     ruled = group_command(settings, 3, "halls")
@@ -191,13 +191,13 @@ def test_unknown_empty_repeated_and_expired_group_commands_have_a_receipt_each(
             assert devices.check(expected) == 0
             assert len(devices.got[name]) == len(expected), "in two groups, and each command once"
     states = {name: [r.state for r in rows] for name, rows in receipts(settings).items()}
-    assert states["unheard-1"] == ["rejected"]
+    assert states["unlisted-1"] == ["rejected"]
     assert states["empty-1"] == ["expanded"]
     assert states["presses-1"] == ["expired"]
     assert states["presses-2"] == ["expanded", "duplicate"]
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.data() == unknown.payload
-    assert "unheard" in letter.properties()[P_DEAD_REASON]
+    assert "unlisted" in letter.properties()[P_DEAD_REASON]
 
 
 @pytest.mark.chaos
@@ -221,9 +221,9 @@ def test_h23_a_killed_expander_loses_no_member_and_writes_no_second_command(
             all_acknowledged(settings)
         # What was in flight when push died goes again, marked; what the expander wrote again does not.
         devices.check(entries(first, names))
-    told = receipts(settings)
-    assert {r.members for r in told[first.command_id] if r.state == "expanded"} == {len(names)}
-    again = sum(r.state == "duplicate" for rows in told.values() for r in rows)
+    found = receipts(settings)
+    assert {r.members for r in found[first.command_id] if r.state == "expanded"} == {len(names)}
+    again = sum(r.state == "duplicate" for rows in found.values() for r in rows)
     assert again <= 1000, "at most a chunk is written again"
     if point == "group_after_entries":
         assert again, "what was written and not noted came again, and was dropped"
@@ -261,9 +261,9 @@ def test_h23_a_frozen_expander_that_goes_on_writes_nothing_over_its_successor(
         all_acknowledged(settings)
         # What was in flight when it froze went again, marked.
         devices.check([e for one in (first, second) for e in entries(one, names)])
-    told = receipts(settings)
-    assert [r.state for r in told[first.command_id]] == ["expanded"]
-    assert [r.state for r in told[second.command_id]] == ["expanded"]
+    found = receipts(settings)
+    assert [r.state for r in found[first.command_id]] == ["expanded"]
+    assert [r.state for r in found[second.command_id]] == ["expanded"]
 
 
 def test_members_that_are_away_get_it_in_order_when_they_are_back(
@@ -332,14 +332,14 @@ def test_a_group_command_of_an_endless_cause_is_given_up_and_the_next_one_is_giv
     with Devices(settings) as devices, push_in_thread(settings):
         devices.await_all(entries(following, ["d1"]))
         all_acknowledged(settings)
-    told = receipts(settings)
-    assert [r.state for r in told[endless.command_id]] == ["rejected"]
-    assert [r.state for r in told[following.command_id]] == ["expanded"]
+    found = receipts(settings)
+    assert [r.state for r in found[endless.command_id]] == ["rejected"]
+    assert [r.state for r in found[following.command_id]] == ["expanded"]
     (letter,) = read_topic(settings, DEAD_LETTERS_TOPIC)
     assert letter.properties()[P_DEAD_REASON].startswith("cause: has 1000000 bytes")
 
 
-def test_group_commands_keep_their_order_and_take_their_place_among_own_ones_as_they_arrive(
+def test_group_commands_keep_their_order_and_interleave_with_own_ones_as_they_arrive(
     settings: Settings,
 ) -> None:
     """Both are written without a pause, so the expander lags behind the own commands."""

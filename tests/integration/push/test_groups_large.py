@@ -44,7 +44,7 @@ def test_a_command_to_ten_thousand_is_read_once_and_costs_index_entries_not_payl
         def misses() -> float:
             return endpoint.value("pulsebridge_push_cache_misses_total")
 
-        # Nobody subscribes, and Artemis takes it all the same: what is measured is push alone.
+        # No device subscribes, and Artemis accepts all of it: the bench measures push alone.
         write_group_commands(settings, [small])
         poll_for(lambda: delivered() == MEMBERS, 120, "the first one at all members")
         before = peak_memory(process.pid)

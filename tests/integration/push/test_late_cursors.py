@@ -1,4 +1,4 @@
-"""What a former owner wrote late, and compaction made the last word of its key, before the next takeover."""
+"""Late records of a former owner that compaction made the last ones of their key, before the next takeover."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_h23_a_late_cursor_that_compaction_made_the_last_one_repeats_nothing_unm
             devices.await_all(more)
             all_acknowledged(settings)
         assert devices.check([*commands, *others, *more]) == 3
-        assert all("repeat" not in user(devices.got[one][-1]) for one in ("d", "e")), "nobody had these"
+        assert all("repeat" not in user(devices.got[one][-1]) for one in ("d", "e")), "no device had received these"
 
 
 def _written_late_and_compacted(settings: Settings, records: list[tuple[str, bytes]]) -> None:

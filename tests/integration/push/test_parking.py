@@ -40,7 +40,7 @@ pytestmark = pytest.mark.stack
 
 
 def stored_ids(settings: Settings) -> int:
-    """How many ids the stored segments hold."""
+    """How many ids the stored segments contain."""
     segments: dict[str, int] = {}
     for message in read_topic(settings, CURSORS_TOPIC):
         if segment_device(message.partition_key()) is not None:
@@ -49,7 +49,7 @@ def stored_ids(settings: Settings) -> int:
 
 
 def trim(settings: Settings) -> None:
-    """Let Pulsar trim the commands that nobody holds, while push moves its hold."""
+    """Let Pulsar trim the commands without a subscription, while push moves its retention subscription."""
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
     path = f"/{rest_path(partition)}"
     namespace = f"/namespaces/{settings.pulsar.tenant}/{settings.pulsar.system_namespace}"
@@ -57,7 +57,7 @@ def trim(settings: Settings) -> None:
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         admin.request("PUT", f"{path}/unload")  # a new ledger begins
         admin.request("POST", f"{namespace}/retention", body=nothing)
-        for n in range(2):  # the hold stands before the last one
+        for n in range(2):  # the retention subscription is before the last one
             write_commands(settings, [command(settings, "other", n)])
         first = int(admin.internal_stats(partition)["ledgers"][0]["ledgerId"])
 
@@ -82,7 +82,9 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
             says(settings, "d", b"offline")
             write_commands(settings, [*commands, *live])
             devices.await_all(live)
-            all_acknowledged(settings)  # parked: Pulsar's subscription has let go of them, the hold has not
+            all_acknowledged(
+                settings
+            )  # parked: the delivery subscription has acknowledged them, the retention subscription has not
             assert "d" not in devices.got
             assert metrics.parked.labels("0")._value.get() in (0, 270)
             assert stored_ids(settings) == 270
@@ -114,7 +116,7 @@ def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
             with monkeypatch.context() as an_hour_ago:
                 an_hour_ago.setattr(time, "time_ns", lambda: real_ns() - 3_600_000_000_000)
                 an_hour_ago.setattr(time, "time", lambda: real() - 3600.0)
-                poll_for(lambda: metrics.takeovers._value.get() == 2, 30, "it is taken over anew")
+                poll_for(lambda: metrics.takeovers._value.get() == 2, 30, "it is taken over again")
                 write_commands(settings, live[20:])
                 devices.await_all(live, 30)
                 says(settings, "d", b"online")
@@ -124,7 +126,7 @@ def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
 
 @pytest.fixture(params=["artemis", pytest.param("mosquitto", marks=pytest.mark.long)])
 def lonely_broker(request: pytest.FixtureRequest, stack: LocalStack) -> Iterator[LocalStack]:
-    """The session's Artemis, or a Mosquitto of the test's own: with 0x10 it says that nobody at all subscribes, which a
+    """The session's Artemis, or a Mosquitto of the test's own: with 0x10 it reports that no client subscribes, which a
     session of another test on ``#`` would deny.
     """
     if request.param == "artemis":
@@ -134,12 +136,12 @@ def lonely_broker(request: pytest.FixtureRequest, stack: LocalStack) -> Iterator
         yield running
 
 
-def test_h31_a_device_that_nobody_announces_is_parked_and_found_by_a_probe(
+def test_h31_a_device_without_presence_messages_is_parked_and_found_by_a_probe(
     lonely_broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
     broker = lonely_broker
     mosquitto = broker.settings.mqtt_server == "mosquitto"
-    # Mosquitto tells with 0x10 that nobody is there; behind Artemis only the missing answers do.
+    # Mosquitto reports a missing subscriber with 0x10; with Artemis only the missing answers show it.
     settings = parking_settings(
         broker,
         namespaces,
@@ -243,7 +245,9 @@ def test_what_expires_or_overflows_while_a_device_is_away_has_its_receipt(
     assert [m.data() for m in read_topic(settings, DEAD_LETTERS_TOPIC)] == [b"4", b"5"]
 
 
-def test_h25_the_hold_stays_behind_the_oldest_parked_command(stack: LocalStack, namespaces: PulsarSettings) -> None:
+def test_h25_the_retention_subscription_stays_before_the_oldest_parked_command(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
@@ -271,7 +275,7 @@ def test_h25_the_hold_stays_behind_the_oldest_parked_command(stack: LocalStack, 
 
 
 @pytest.mark.long
-def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_on(
+def test_h30_commands_that_wait_long_move_to_a_topic_of_their_own_and_the_retention_subscription_advances(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     settings = parking_settings(stack, namespaces, move_parked_after_s=1.0)
@@ -303,7 +307,7 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
             poll_for(
                 lambda: mark(COMMANDS_TOPIC) >= (last.ledger_id(), last.entry_id() - 1),
                 60,
-                "the hold goes on",
+                "the retention subscription moves on",
             )
             copies = read_topic(settings, PARKED_TOPIC)
             assert [m.data() for m in copies] == [*(one.payload for one in parked[:-1]), b""]
@@ -316,13 +320,13 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
             (found,) = (one for one in asked(settings, "devices", "list")["devices"] if one["device"] == "d")
             assert found["oldest_pending"] == shown["commands"][0]["emitted"]
             assert found["oldest_pending"] is not None
-            for whose in ((), ("--device", "d")):  # the log has it no more, and no receipt tells of it
-                told = asked(settings, "commands", "show", "d-7", *whose)
-                (one,) = told["copies"]
-                assert (told["device"], one["state"], one["queue"]) == ("d", "pending", "parked")
+            for whose in ((), ("--device", "d")):  # the log has it no more, and it has no receipt
+                shown = asked(settings, "commands", "show", "d-7", *whose)
+                (one,) = shown["copies"]
+                assert (shown["device"], one["state"], one["queue"]) == ("d", "pending", "parked")
                 assert (one["positions"], len(one["moved"])) == ([], 1)
             forced = run(settings, "commands", "resend", "d-7", "--force", "--dry-run")
-            assert "would be sent again to d as d-7~2" in forced.output
+            assert "would be resent to d as d-7~2" in forced.output
             assert "it is pending" in run(settings, "commands", "resend", "d-7").output
         with push_in_thread(settings):  # another owner knows where they are
             write_commands(settings, later)
@@ -338,7 +342,7 @@ def test_h30_what_waits_for_long_moves_to_a_topic_of_its_own_and_the_hold_goes_o
 def test_h27_a_replay_that_is_killed_goes_on_though_the_device_says_nothing_more(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    """Behind a broker that takes commands for nobody (Artemis) the next owner cannot find out by a probe."""
+    """With a broker that accepts commands without a subscriber (Artemis) the next owner cannot find out by a probe."""
     settings = parking_settings(stack, namespaces, confirm="broker")
     provision(settings)
     commands = [command(settings, "d", n) for n in range(60)]

@@ -51,7 +51,7 @@ def rejected(settings: Settings, one: Command) -> str:
     return receipt.reason
 
 
-def test_one_command_at_which_the_broker_closes_the_connection_holds_nobody(
+def test_one_command_at_which_the_broker_closes_the_connection_blocks_no_other_device(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     with RawBroker(closes_at_large_ones) as broker:
@@ -66,7 +66,9 @@ def test_one_command_at_which_the_broker_closes_the_connection_holds_nobody(
         assert rejected(settings, large).startswith("the MQTT broker closed the connection 3 times")
 
 
-def test_what_is_larger_than_the_broker_said_is_not_sent_to_it(stack: LocalStack, namespaces: PulsarSettings) -> None:
+def test_a_command_above_the_limit_of_the_broker_is_not_sent_to_it(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
     with RawBroker(closes_at_large_ones, b"\x27" + (1000).to_bytes(4, "big")) as broker:
         settings = settings_for(broker, namespaces)
         provision(settings)
@@ -80,13 +82,13 @@ def test_what_is_larger_than_the_broker_said_is_not_sent_to_it(stack: LocalStack
         assert broker.connections == 1
 
 
-def test_a_command_that_is_never_confirmed_holds_its_device_for_a_while_and_no_other(
+def test_a_command_that_is_never_confirmed_delays_its_device_for_a_while_and_no_other(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    def judge(one: Delivered) -> int:
+    def answer(one: Delivered) -> int:
         return SILENT if one.payload == b"0" else 0
 
-    with RawBroker(judge) as broker:
+    with RawBroker(answer) as broker:
         settings = settings_for(broker, namespaces, puback_timeout_s=2)
         provision(settings)
         silent, following = command(settings, "silent", 0), command(settings, "silent", 1)

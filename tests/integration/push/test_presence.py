@@ -67,7 +67,7 @@ def test_h31_any_publish_that_ingest_sees_wakes_a_parked_device(broker: LocalSta
         poll_for(lambda: signs(settings, "d"), 30, "the first sign of life")
         quiet = time.monotonic() + 1.2
         write_commands(settings, commands)
-        all_acknowledged(settings)  # parked: nobody answers
+        all_acknowledged(settings)  # parked: no device answers
         assert receipts(settings) == {}
         poll_for(lambda: time.monotonic() > quiet, 10, "a silence")
         with Devices(settings, lambda _device, _count: True) as devices:

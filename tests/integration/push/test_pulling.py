@@ -33,7 +33,7 @@ pytestmark = pytest.mark.stack
 def test_devices_that_wake_together_share_a_reader_and_get_their_own(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Whether to read on or to make a new reader depends on what both cost lately; while the clock stands still it reads on.
+    # Whether to read on or to create a reader depends on the recent cost of both; with a stopped clock it reads on.
     set_clock(monkeypatch, position_reader)
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
@@ -58,7 +58,7 @@ def test_devices_that_wake_together_share_a_reader_and_get_their_own(
         reading.close()
 
 
-def test_h25_what_was_trimmed_at_the_end_of_a_topic_is_gone_and_nobody_waits_for_it(
+def test_h25_commands_trimmed_at_the_end_of_a_topic_are_lost_and_no_device_waits_for_them(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = push_settings(namespaces, mqtt_settings(stack))
@@ -117,8 +117,10 @@ def test_h24_what_is_there_is_found_though_the_broker_says_that_there_is_nothing
     assert not ledgers.has(last._replace(entry=last.entry + 1))
 
 
-def test_h25_the_hold_is_put_back_and_never_forward_by_that(stack: LocalStack, namespaces: PulsarSettings) -> None:
-    """A former owner may have moved it forward; or it stands further back, for the sake of another device."""
+def test_h25_the_retention_subscription_is_reset_backwards_and_never_forward(
+    stack: LocalStack, namespaces: PulsarSettings
+) -> None:
+    """A former owner may have moved it forward; or it is further back because of another device."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)

@@ -1,4 +1,4 @@
-"""What a push process says of itself while it owns, while its servers are away, and while it stands by."""
+"""The health of a push process as owner, without its servers, and on standby."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def dead_letters(settings: Settings, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["dead-letters", *arguments, "--json", *push_arguments(settings)])
 
 
-def resent(told: dict[str, Any]) -> list[str]:
-    return [one["id"] for one in told["resent"]]
+def resent(report: dict[str, Any]) -> list[str]:
+    return [one["id"] for one in report["resent"]]
 
 
 def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
@@ -95,18 +95,18 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
 
         replayed = dead_letters(settings, "replay", "--all")
         assert replayed.exit_code == 1
-        told = json.loads(replayed.stdout)
-        assert (sum(told["replayed"].values()), len(told["refused"])) == (0, 2)
-        assert "pulsebridge commands resend d-1 --device d" in str(told["refused"])
+        report = json.loads(replayed.stdout)
+        assert (sum(report["replayed"].values()), len(report["refused"])) == (0, 2)
+        assert "pulsebridge commands resend d-1 --device d" in str(report["refused"])
         assert len(in_the_log(settings)) == 3, "under its old id it would be dropped"
 
         works |= {"d-1~3", "d-2~2"}
-        told = resend(settings, "--device", "d", "--state", "rejected")
-        assert resent(told) == ["d-1~2", "d-2~2"], "in the order that they had"
+        report = resend(settings, "--device", "d", "--state", "rejected")
+        assert resent(report) == ["d-1~2", "d-2~2"], "in the order that they had"
         poll_for(lambda: len(receipts(settings)) == 5, 30, "both ended")
-        told = resend(settings, "d-1~2", "d-2", code=1)
-        assert resent(told) == ["d-1~3"], "what failed again goes again, under the next number"
-        assert "its copy d-2~2 is answered" in told["refused"][0]["why"]
+        report = resend(settings, "d-1~2", "d-2", code=1)
+        assert resent(report) == ["d-1~3"], "what failed again goes again, under the next number"
+        assert "its copy d-2~2 is answered" in report["refused"][0]["why"]
         poll_for(lambda: "d-1~3" in receipts(settings), 30, "the third one ended")
         assert devices.ids("d") == ["d-0", "d-1", "d-2", "d-1~2", "d-2~2", "d-1~3"]
         assert [m.payload for m in devices.got["d"]][3:] == [b"1", b"2", b"1"]
@@ -160,7 +160,7 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
     settings = parking_settings(stack, namespaces)
     provision(settings)
     commands = [command(settings, "d", n, expires_at_ms=1) for n in range(2)]
-    namesake = replace(commands[1], command_id="d-1~2")  # somebody has called a command so
+    namesake = replace(commands[1], command_id="d-1~2")  # a command of another writer has this id
     write_commands(settings, [*commands, namesake])
     with push_in_thread(settings):
         poll_for(lambda: len(receipts(settings)) == 3, 30, "all expired")
@@ -173,8 +173,8 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
         env=os.environ | {"PULSEBRIDGE_KILL_AT": point},
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    told = resend(settings, "d-0", "d-1", "--expires-in", "never", code=1)
-    assert resent(told) == ["d-1~3"]
+    report = resend(settings, "d-0", "d-1", "--expires-in", "never", code=1)
+    assert resent(report) == ["d-1~3"]
     assert in_the_log(settings) == ["d-0", "d-1", "d-1~2", "d-0~2", "d-1~3"]
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
         poll_for(lambda: len(receipts(settings)) == 5, 30, "both copies ended")
@@ -197,9 +197,9 @@ def test_an_id_that_several_devices_have_is_resent_to_the_one_that_is_named_and_
             write_commands(settings, [every[name] for name in ("d1", "d2", "d3")])
             poll_for(lambda: len(receipts(settings)["reboot"]) == 3, 30, "three ended")
         write_commands(settings, [every["d4"]])  # push is down: it has no receipt
-        told = resend(settings, "reboot", "--expires-in", "1h", "--force", code=1)
-        assert resent(told) == []
-        assert "4 devices have a command of this id: d1, d2, d3, d4; name the device" in told["refused"][0]["why"]
+        report = resend(settings, "reboot", "--expires-in", "1h", "--force", code=1)
+        assert resent(report) == []
+        assert "4 devices have a command of this id: d1, d2, d3, d4; name the device" in report["refused"][0]["why"]
         shown = asked(settings, "commands", "show", "reboot")
         assert {one["device"]: one["state"] for one in shown["devices"]} == {
             "d1": "expired", "d2": "expired", "d3": "answered", "d4": "pending",
@@ -260,7 +260,7 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
 ) -> None:
     settings = parking_settings(stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99)
     provision(settings)
-    given, unheard = group_command(settings, 1), group_command(settings, 2, "unheard")
+    given, unknown = group_command(settings, 1), group_command(settings, 2, "unknown")
     works, fails = entries(given, ["works", "fails"])
     write_members(settings, "presses", ["works", "fails"])
 
@@ -268,30 +268,30 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
         return device != "fails" or devices.ids("fails")[-1].endswith("~2")
 
     with Devices(settings, answering, failing=True) as devices, push_in_thread(settings):
-        write_group_commands(settings, [given, unheard])
+        write_group_commands(settings, [given, unknown])
         poll_for(
-            lambda: {fails.command_id, works.command_id, "unheard-2"} <= set(receipts(settings)),
+            lambda: {fails.command_id, works.command_id, "unknown-2"} <= set(receipts(settings)),
             30,
             "all ended",
         )
         assert receipts(settings)[fails.command_id][-1].state == "rejected"
-        write_members(settings, "unheard", ["late"])
+        write_members(settings, "unknown", ["late"])
         replayed = dead_letters(settings, "replay", "--all")
         assert replayed.exit_code == 1, replayed.output
-        told = json.loads(replayed.stdout)
-        assert told["replayed"] == {settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC): 1}
-        (refused,) = told["refused"]
+        report = json.loads(replayed.stdout)
+        assert report["replayed"] == {settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC): 1}
+        (refused,) = report["refused"]
         assert f"to fails alone: pulsebridge commands resend {fails.command_id} --device fails" in refused["why"]
-        devices.await_all(entries(unheard, ["late"]))
+        devices.await_all(entries(unknown, ["late"]))
         resend(settings, fails.command_id, "--device", "fails")
         again = f"{fails.command_id}~2"
         poll_for(lambda: again in receipts(settings), 30, "the copy ended")
         all_acknowledged(settings)
         assert devices.ids("fails") == [fails.command_id, again]
         assert devices.ids("works") == [works.command_id]
-        assert [message.payload for message in devices.got["late"]] == [unheard.payload]
+        assert [message.payload for message in devices.got["late"]] == [unknown.payload]
     assert receipts(settings)[again][-1].state == "answered"
-    assert [one.state for one in receipts(settings)["unheard-2"]] == ["rejected", "expanded"]
+    assert [one.state for one in receipts(settings)["unknown-2"]] == ["rejected", "expanded"]
 
 
 @pytest.mark.long
@@ -315,8 +315,8 @@ def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time
         poll_for(lambda: len(receipts(settings)) == 6, 60, "all have expired, and the group has its receipt")
         chosen = ("--group", "presses", "--state", "expired", "--expires-in", "1h")
         assert resent(resend(settings, *chosen, "--since", "10m")) == []
-        told = resend(settings, *chosen, "--since", "2h", "--dry-run")
-        assert sorted(one["device"] for one in told["resent"]) == names
+        report = resend(settings, *chosen, "--since", "2h", "--dry-run")
+        assert sorted(one["device"] for one in report["resent"]) == names
         (one,) = resend(settings, *chosen, "--device", "d3")["resent"]
         assert one["resend_of"] == members[3].command_id
         done = resend(settings, *chosen)

@@ -1,4 +1,4 @@
-"""Devices that hold their own offset: they ask at any broker, and the owner of their partition sends what comes after."""
+"""Devices that store their own offset: they ask at any broker, and push sends the commands after it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.stack
 
 
 def requests_left(settings: Settings) -> int:
-    """How many requests nobody has acknowledged."""
+    """How many requests are unacknowledged."""
     topic = settings.pulsar.system_topic(RESUME_TOPIC)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         return sum(
@@ -67,14 +67,14 @@ def test_h27_a_device_that_lost_its_state_goes_on_after_the_position_that_it_nam
         place = device.places["9"]
         device.ask(json.dumps({"from": place}))
         device.goes_on_with(commands[10:])
-        assert device.told == [{"resumed": True, "from": place, "commands": 30}]
+        assert device.answers == [{"resumed": True, "from": place, "commands": 30}]
         assert device.repeats == [False] * 40 + [True] * 30
         device.ask("earliest")
-        poll_for(lambda: len(device.told) == 2, 30, "the second answer")
+        poll_for(lambda: len(device.answers) == 2, 30, "the second answer")
         device.goes_on_with(commands)
         device.ask(device.places["39"])
-        poll_for(lambda: len(device.told) == 3, 30, "the third answer")
-        assert device.told[2]["commands"] == 0
+        poll_for(lambda: len(device.answers) == 3, 30, "the third answer")
+        assert device.answers[2]["commands"] == 0
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
         assert len(other.got) == 40
         assert metrics.resume_requests._value.get() == 3
@@ -95,9 +95,9 @@ def test_h27_live_commands_never_overtake_what_is_sent_again(broker: LocalStack,
         for start in range(300, 600, 50):  # while it is found, stored and sent again
             write_commands(settings, commands[start : start + 50])
         device.awaits(commands)
-        told = device.got.index("told")
-        # Live ones that were pushed before the request was taken come before the answer, and once more after it.
-        assert list(dict.fromkeys(device.got[:told])) == [str(n) for n in range(len(set(device.got[:told])))]
+        answered = device.got.index("answer")
+        # Live commands that were pushed before push read the request come before the answer, and again after it.
+        assert list(dict.fromkeys(device.got[:answered])) == [str(n) for n in range(len(set(device.got[:answered])))]
         device.goes_on_with(commands[50:])
 
 
@@ -122,11 +122,11 @@ def test_h27_killed_while_a_device_resumes_the_next_owner_sends_the_same(
         with push_in_thread(settings):
             device.awaits(commands)
             poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
-            poll_for(lambda: device.after_told[-1:] == ["39"], 30, "the end of the last answer's sequence")
+            poll_for(lambda: device.after_answer[-1:] == ["39"], 30, "the end of the last answer's sequence")
             device.goes_on_with(commands[10:])
             all_acknowledged(settings)
         # Each repetition is marked, whichever of the two owners sent it.
-        sent = [text for text in device.got if text != "told"]
+        sent = [text for text in device.got if text != "answer"]
         first = {sent.index(text) for text in set(sent)}
         assert all(repeat for n, repeat in enumerate(device.repeats) if n not in first)
 
@@ -147,12 +147,12 @@ def test_h27_a_standby_goes_on_where_the_killed_owner_was_in_the_middle_of_a_res
         write_commands(settings, commands)
         device.awaits(commands)
         device.ask("earliest")
-        poll_for(lambda: len(device.after_told) > 20, 30, "the resume is under way")
+        poll_for(lambda: len(device.after_answer) > 20, 30, "the resume is under way")
         first.kill()
         poll_for(lambda: standby.takeovers._value.get() == 1, 60, "the standby owns the partition")
-        poll_for(lambda: device.after_told[-1:] == ["199"], 60, "all that was asked for")
+        poll_for(lambda: device.after_answer[-1:] == ["199"], 60, "all that was asked for")
         device.goes_on_with(commands)
-        assert len(device.told) == 1 or device.told[0] == device.told[1]
+        assert len(device.answers) == 1 or device.answers[0] == device.answers[1]
 
 
 def test_h28_each_request_goes_to_the_owner_of_its_device_s_partition(
@@ -178,9 +178,9 @@ def test_h28_each_request_goes_to_the_owner_of_its_device_s_partition(
                 device.goes_on_with(commands[name])
                 wrong = f"0.{(places[name] + 1) % 3}.1.1.-1.{'t' * 16}"
                 device.ask(wrong)
-                poll_for(lambda d=device: len(d.told) == 2, 30, "the second answer")  # type: ignore[misc]
-                assert "partition" in device.told[1]["error"]
-                assert device.told[1]["from"] == wrong
+                poll_for(lambda d=device: len(d.answers) == 2, 30, "the second answer")  # type: ignore[misc]
+                assert "partition" in device.answers[1]["error"]
+                assert device.answers[1]["from"] == wrong
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
 
 
@@ -195,11 +195,11 @@ def test_h27_what_is_no_position_gets_an_error_that_says_why(stack: LocalStack, 
         bad = ["yesterday", f"7.0.1.1.-1.{tag}", f"0.0.999999999.0.-1.{tag}", "{}", "x" * 3000]
         for number, request in enumerate(bad, 1):
             device.ask(request)
-            poll_for(lambda n=number: len(device.told) == n, 30, "an answer")
+            poll_for(lambda n=number: len(device.answers) == n, 30, "an answer")
         whys = ("not a position", "generation", "did not come", "from", "1024 bytes")
-        assert all(why in told["error"] for why, told in zip(whys, device.told, strict=True))
+        assert all(why in answer["error"] for why, answer in zip(whys, device.answers, strict=True))
         assert metrics.resume_answers.labels("error")._value.get() == len(bad)
-        assert device.got.count("told") == len(device.got) - 3  # nothing was sent again
+        assert device.got.count("answer") == len(device.got) - 3  # nothing was sent again
 
 
 def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, namespaces: PulsarSettings) -> None:
@@ -212,11 +212,13 @@ def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, name
         for n in range(100):
             device.ask(device.places[str(n % 20)])
         device.ask(device.places["4"])
-        poll_for(lambda: device.told[-1:] and device.told[-1]["from"] == device.places["4"], 30, "the last answer")
+        poll_for(
+            lambda: device.answers[-1:] and device.answers[-1]["from"] == device.places["4"], 30, "the last answer"
+        )
         device.goes_on_with(commands[5:])
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
         assert metrics.resume_answers.labels("superseded")._value.get() >= 90
-        assert len(device.told) <= 8
+        assert len(device.answers) <= 8
 
 
 def test_h27_a_device_may_ask_at_another_broker_than_that_of_its_commands(
@@ -241,10 +243,10 @@ def test_h27_a_device_may_ask_at_another_broker_than_that_of_its_commands(
         device.goes_on_with(commands[5:])
 
 
-def test_h27_of_a_trimmed_position_the_device_is_told_and_gets_what_is_left(
+def test_h27_for_a_trimmed_position_the_device_gets_a_report_and_the_remaining_commands(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = resume_settings(stack, namespaces, unsure_s=0)  # else the hold waits for that
+    settings = resume_settings(stack, namespaces, unsure_s=0)  # else the retention subscription waits for that
     provision(settings)
     commands = [command(settings, "d", n) for n in range(30)]
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
@@ -258,7 +260,9 @@ def test_h27_of_a_trimmed_position_the_device_is_told_and_gets_what_is_left(
         admin.request("PUT", f"{path}/unload")  # a new ledger begins
         with running_ingest(settings), push_in_thread(settings):
             write_commands(settings, commands[20:29])
-            write_commands(settings, commands[29:])  # an entry of its own: the hold stands before the last one
+            write_commands(
+                settings, commands[29:]
+            )  # an entry of its own: the retention subscription is before the last one
             device.awaits(commands)
             all_acknowledged(settings)
 
@@ -281,7 +285,7 @@ def test_h27_of_a_trimmed_position_the_device_is_told_and_gets_what_is_left(
             place = device.places["9"]
             device.ask(place)
             device.goes_on_with(commands[20:])
-            assert device.told == [{"trimmed": True, "first": device.places["20"], "from": place, "commands": 10}]
+            assert device.answers == [{"trimmed": True, "first": device.places["20"], "from": place, "commands": 10}]
 
 
 def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
@@ -306,7 +310,7 @@ def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
             here: dict[str, Any] = {}
             exec(block, here)
             try:
-                # What is pushed before it has subscribed reaches nobody, and comes with the answer, behind what is live.
+                # Commands pushed before it has subscribed come with the answer, after the live ones.
                 asked = end // 10
                 poll_for(lambda n=asked: metrics.resume_requests._value.get() == n, 30, "its question")
                 write_commands(settings, commands[end - 10 : end])

@@ -57,7 +57,7 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
         def cut_meanwhile(*given: Any) -> Any:
             found = read(*given)
             monkeypatch.undo()
-            proxy.cut()  # before the session has seen the connection alive beside a record of its own
+            proxy.cut()  # before the session has a record of its own and a sign of the connection
             return found
 
         monkeypatch.setattr(PartitionLog, "read_cursors", cut_meanwhile)
@@ -70,15 +70,15 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
             assert proxy.connections > 1
             assert metrics.lost._value.get() == 0
             assert metrics.takeovers._value.get() == 1
-    said = capsys.readouterr().out
-    assert "MQTT is away" in said
-    assert "another process owned it" not in said
+    output = capsys.readouterr().out
+    assert "MQTT is away" in output
+    assert "another process owned it" not in output
 
 
 def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    """The cursors are read, the commands are still held by somebody: what a successor writes then is not missed."""
+    """The cursors are read, another process still owns the commands: later records of a successor are not missed."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
     cursors = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
@@ -144,7 +144,7 @@ class Losses(LinkHandler):
 def test_h23_a_former_owners_connection_that_looks_open_has_no_answer_once_its_successor_is_connected(
     stack: LocalStack,
 ) -> None:
-    """What a record of ours is judged by: no successor wrote before the broker answered on our connection."""
+    """The proof for a record of this owner: no successor wrote before the broker answered on our connection."""
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
         settings = mqtt_settings(stack, port=proxy.port)
         losses = Losses()

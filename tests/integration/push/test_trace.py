@@ -76,7 +76,7 @@ def test_the_steps_of_a_live_and_of_a_parked_command_are_shown(
 
 
 @pytest.mark.long
-def test_a_trace_of_one_command_tells_of_no_other_and_none_tells_nothing(
+def test_a_trace_of_one_command_shows_no_other_and_no_trace_shows_nothing(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     settings = parking_settings(stack, namespaces)

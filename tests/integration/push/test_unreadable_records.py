@@ -1,4 +1,4 @@
-"""Records that no release of ours can read, in every compacted topic that push reads."""
+"""Records that no release of Pulsebridge can read, in every compacted topic that push reads."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def authority(folder: Path) -> Authority:
 
 @pytest.fixture(scope="session")
 def stranger(folder: Path) -> Authority:
-    """Another authority, which nobody trusts."""
+    """Another authority, which no server trusts."""
     return Authority(folder, "stranger")
 
 

@@ -1,4 +1,4 @@
-"""The access lists in ``conf/acl``, each on its broker: a device speaks for itself alone, and reads its own commands."""
+"""The access lists in ``conf/acl``, each on its broker: a device publishes for itself, and reads its own commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A link whose broker does not let it in: it stands still and comes back, and no other link is touched."""
+"""A link that its broker refuses: it pauses and reconnects, and no other link is affected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
-def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
+def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
     stack: LocalStack,
     artemis: SecuredArtemis,
     namespaces: PulsarSettings,

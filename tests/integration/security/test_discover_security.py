@@ -23,8 +23,8 @@ def test_discover_reads_what_its_user_may_and_names_the_right_that_is_missing(
     with device(artemis.settings("device"), "dev") as dev:
         dev.publish("plant/press-1/temperature", b"21.5", retain=True)
         assert dev.flush()
-        told = discover(reader, ["plant/#"], 5)
+        report = discover(reader, ["plant/#"], 5)
         dev.publish("plant/press-1/temperature", b"", retain=True)  # other tests read below plant/ too
         assert dev.flush()
-    assert (told["messages"], told["retained"]) == (1, 1)
-    assert told["rules"][0]["filter"] == "plant/+device/+metric"
+    assert (report["messages"], report["retained"]) == (1, 1)
+    assert report["rules"][0]["filter"] == "plant/+device/+metric"

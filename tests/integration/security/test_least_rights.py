@@ -171,33 +171,33 @@ def test_push_that_the_mqtt_broker_does_not_let_in_ends_with_the_setting(
     pulsar: SecuredPulsar, artemis: SecuredArtemis
 ) -> None:
     admin = provisioned_for(pulsar, {"push": "bridge"})
-    settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify", user="nobody")
+    settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify", user="stranger")
     with pushing(settings) as failures:
         poll_for(lambda: failures, 60, "push to give up")
     assert isinstance(failures[0], DeniedError)
-    assert "mqtt.username ('nobody')" in str(failures[0])
+    assert "mqtt.username ('stranger')" in str(failures[0])
 
 
-def test_push_that_may_not_publish_says_so_and_goes_on_trying(
+def test_push_that_may_not_publish_warns_and_retries(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     admin = provisioned_for(pulsar, {"push": "bridge"})
-    said = ""
+    output = ""
 
     def denied() -> bool:
-        nonlocal said
-        said += capsys.readouterr().out
-        return "does not let us publish commands" in said
+        nonlocal output
+        output += capsys.readouterr().out
+        return "does not let us publish commands" in output
 
     with pushing(push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")) as failures:
         # Users of the role writers may send below commands/ alone.
         write_command(admin, f"plant/{uuid.uuid4().hex[:8]}")
         poll_for(lambda: failures or denied(), 60, "the warning")
         assert not failures
-    assert "mqtt.username 'push'" in said
+    assert "mqtt.username 'push'" in output
 
 
-def test_push_that_may_not_ask_whether_anybody_is_subscribed_says_so_and_delivers(
+def test_push_that_may_not_probe_for_absent_subscribers_warns_and_delivers(
     pulsar: SecuredPulsar,
     artemis: SecuredArtemis,
     capsys: pytest.CaptureFixture[str],
@@ -211,9 +211,9 @@ def test_push_that_may_not_ask_whether_anybody_is_subscribed_says_so_and_deliver
         command = write_command(admin, f"commands/{uuid.uuid4().hex[:8]}")
         poll_for(lambda: failures or states(admin).get(command) == "delivered", 60, "the receipt")
         assert not failures
-    said = capsys.readouterr().out
-    assert "allow mqtt.username 'push' to write there" in said
-    assert "plant/answers/nobody/+" in said
+    output = capsys.readouterr().out
+    assert "allow mqtt.username 'push' to write there" in output
+    assert "plant/answers/nobody/+" in output
 
 
 # --- source -----------------------------------------------------------------------------------------------------
@@ -275,10 +275,10 @@ def test_the_source_reads_with_a_client_certificate_as_the_java_client_names_it(
         }
     )
     assert _one_trigger(options) == [b"a reading"]
-    nobody = {name: text for name, text in options.items() if "Key" not in name and "auth" not in name}
-    nobody.pop("pulsar.client.tlsCertificateFilePath", None)
+    anonymous = {name: text for name, text in options.items() if "Key" not in name and "auth" not in name}
+    anonymous.pop("pulsar.client.tlsCertificateFilePath", None)
     with pytest.raises(DeniedError, match="it requires credentials"):
-        _one_trigger(nobody)
+        _one_trigger(anonymous)
 
 
 def _one_trigger(options: dict[str, str]) -> list[bytes]:
@@ -302,15 +302,15 @@ def test_a_task_whose_right_was_taken_away_says_who_lacks_which_grant(pulsar: Se
     (task,) = batch_tasks(parse({**options, "topic": topic, "columns": "value"}, streaming=False))
     granted(admin, admin.namespace, "spark", "produce")  # a lookup is allowed, to read is not
     grant = f"grant-permission {admin.tenant}/{admin.namespace} --role spark --actions consume"
-    told: list[str] = []
+    errors: list[str] = []
     with PulsarClient(pulsar.as_role(admin, "spark")) as client:
         for read in (lambda: client.reader(task.partition, EARLIEST), lambda: list(read_range(task))):
             with pytest.raises(DeniedError) as caught:
                 read()
-            told.append(str(caught.value))
-    assert told[0] == told[1], "the source's own reader says what Pulsar's client says"
-    assert "to the role 'spark'" in told[0]
-    assert grant in told[0]
+            errors.append(str(caught.value))
+    assert errors[0] == errors[1], "the source's own reader reports the same error as Pulsar's client"
+    assert "to the role 'spark'" in errors[0]
+    assert grant in errors[0]
 
 
 # --- check ------------------------------------------------------------------------------------------------------

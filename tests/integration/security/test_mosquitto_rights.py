@@ -1,4 +1,4 @@
-"""Mosquitto with a password file and an access list: enough rights, one right less, and what is said then.
+"""Mosquitto with a password file and an access list: enough rights, one right less, and the error.
 
 Its ``acl_file`` confirms every subscription and then holds back what may not be read, and before MQTT 5 it confirms
 every publish: what the protocol cannot tell is found by what does not come.
@@ -65,20 +65,20 @@ def test_a_subscription_that_mosquitto_does_not_serve_is_one_line(
     denied = settings_of(mqtt_of(port, "device", protocol=protocol), namespaces, silent_s=0.5)
     allowed = settings_of(mqtt_of(port, "ingest", protocol=protocol), namespaces, silent_s=0.5)
     sender = mqtt_of(port, "device", client_id="sender")
-    said = ""
+    output = ""
 
-    def told() -> bool:
-        nonlocal said
-        said += capsys.readouterr().out
-        return "no message has come" in said
+    def warned() -> bool:
+        nonlocal output
+        output += capsys.readouterr().out
+        return "no message has come" in output
 
     with DeviceClient(sender, "sender") as device:
         with running_ingest(denied):
             device.publish("plant/d1/t", b"held back")
             assert device.flush()
-            poll_for(told, 30, "the warning")
-        said += capsys.readouterr().out
-        (line,) = [line for line in said.splitlines() if "no message has come" in line]
+            poll_for(warned, 30, "the warning")
+        output += capsys.readouterr().out
+        (line,) = [line for line in output.splitlines() if "no message has come" in line]
         assert "warning" in line
         assert "mqtt.username 'device'" in line
         assert "plant/+/+" in line
@@ -86,8 +86,8 @@ def test_a_subscription_that_mosquitto_does_not_serve_is_one_line(
             device.publish("plant/d1/t", b"served")
             poll_for(lambda: [m.payload for m in stored(namespaces, "plant")] == [b"served"], 30, "it")
             assert service.worker is not None
-            heard = service.worker
-            poll_for(lambda: heard._silence == float("inf"), 30, "the time of the warning to pass")
+            worker = service.worker
+            poll_for(lambda: worker._silence == float("inf"), 30, "the time of the warning to pass")
     assert "no message has come" not in capsys.readouterr().out
 
 
@@ -105,7 +105,7 @@ def test_h7_a_drain_that_may_not_publish_its_marker_says_which_right_it_needs(
         pass  # with that right the session is drained
 
 
-def test_h7_a_marker_that_is_held_back_without_a_word_is_named(
+def test_h7_a_marker_that_is_withheld_silently_is_reported(
     port: int, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """MQTT 3.1.1: the publish is confirmed, and nothing comes."""
@@ -113,19 +113,19 @@ def test_h7_a_marker_that_is_held_back_without_a_word_is_named(
     mqtt = mqtt_of(port, "reader", protocol="3.1.1")
     with running_ingest(settings_of(mqtt, namespaces)):
         poll_for(lambda: remembered(namespaces), 30, "the session to be remembered")
-    said = ""
+    output = ""
 
-    def told() -> bool:
-        nonlocal said
-        said += capsys.readouterr().out
-        return "does not arrive" in said
+    def warned() -> bool:
+        nonlocal output
+        output += capsys.readouterr().out
+        return "does not arrive" in output
 
     with running_ingest(settings_of(mqtt, namespaces, filters=("plant/d1/+",)), wait=False):
-        poll_for(told, 30, "the warning")
-    assert "allow mqtt.username 'reader' to publish and to subscribe to pulsebridge/moves/#" in said
+        poll_for(warned, 30, "the warning")
+    assert "allow mqtt.username 'reader' to publish and to subscribe to pulsebridge/moves/#" in output
 
 
-def test_push_that_mosquitto_does_not_let_publish_says_so_and_goes_on_trying(
+def test_push_that_mosquitto_does_not_let_publish_warns_and_retries(
     port: int, stack: LocalStack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespaces = provisioned(stack, command_partitions=1)
@@ -134,12 +134,12 @@ def test_push_that_mosquitto_does_not_let_publish_says_so_and_goes_on_trying(
         pulsar=namespaces,
         push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry_max_s=0.5),
     )
-    said = ""
+    output = ""
 
     def denied() -> bool:
-        nonlocal said
-        said += capsys.readouterr().out
-        return "does not let us publish commands" in said
+        nonlocal output
+        output += capsys.readouterr().out
+        return "does not let us publish commands" in output
 
     commands = namespaces.system_topic(COMMANDS_TOPIC)
     with pushing(settings) as failures, PulsarAdmin(namespaces) as admin:
@@ -147,4 +147,4 @@ def test_push_that_mosquitto_does_not_let_publish_says_so_and_goes_on_trying(
         write_command(namespaces, "commands/d1")
         poll_for(lambda: failures or denied(), 60, "the warning")
         assert not failures
-    assert "mqtt.username 'reader'" in said
+    assert "mqtt.username 'reader'" in output

@@ -1,4 +1,4 @@
-"""MQTT with TLS, client certificates and passwords on real brokers: what is refused is said in one line."""
+"""MQTT with TLS, client certificates and passwords on real brokers: a refusal is one line."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_password_from_a_file_is_read_at_each_connect(tmp_path: Path, authorit
                 poll_for(lambda: device.connections == 2, 20, "the new one accepted")
 
 
-def test_a_client_that_is_not_let_in_is_told_at_once(tmp_path: Path, authority: Authority) -> None:
+def test_a_refused_client_gets_the_reason_at_once(tmp_path: Path, authority: Authority) -> None:
     mosquitto_program()
     with mosquitto(tmp_path, users=("device",)) as (port, _):
         settings = over_tls(port, authority, tls=False, username="device", password="wrong-one")

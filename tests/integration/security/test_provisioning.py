@@ -75,10 +75,10 @@ def shell(pulsar: SecuredPulsar, folder: Path, script: str) -> None:
         timeout=patient(150),
         check=False,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-3000:]
-    assert "Reason:" not in said, said[-3000:]
-    assert "Usage:" not in said, said[-3000:]
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-3000:]
+    assert "Reason:" not in output, output[-3000:]
+    assert "Usage:" not in output, output[-3000:]
 
 
 @pytest.mark.long
@@ -132,7 +132,7 @@ def test_the_command_does_what_it_prints_twice_without_harm(pulsar: SecuredPulsa
     assert "let an operator run: pulsar-admin" in refused.stderr
 
 
-def test_verify_lists_the_commands_for_all_that_is_missing_and_they_mend_it(pulsar: SecuredPulsar) -> None:
+def test_verify_lists_the_commands_that_create_everything_missing(pulsar: SecuredPulsar) -> None:
     settings = pulsar.namespaces("admin", partitions=1, command_partitions=1, provision="verify")
     with PulsarAdmin(settings, timeout_s=30) as rest:
         with pytest.raises(TerminalError) as caught:
@@ -144,7 +144,7 @@ def test_verify_lists_the_commands_for_all_that_is_missing_and_they_mend_it(puls
         )
         carry_out(rest, everything)
         assert provision_commands(rest) == 1
-        # Somebody turns on what loses messages, and deletes a hold.
+        # Another client turns on a setting that loses messages, and deletes a retention subscription.
         namespace = f"/namespaces/{settings.tenant}/{settings.system_namespace}"
         rest.request("POST", f"{namespace}/messageTTL", body=60)
         commands = f"persistent/{settings.tenant}/{settings.system_namespace}/commands-partition-0"
@@ -159,8 +159,8 @@ def test_verify_lists_the_commands_for_all_that_is_missing_and_they_mend_it(puls
 
 def test_off_asks_the_admin_for_nothing(pulsar: SecuredPulsar, artemis: SecuredArtemis) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge", "push": "bridge"})
-    nobody = {"provision": "off", "admin_url": "https://127.0.0.1:1"}
-    lonely = pulsar.as_role(admin, "bridge").model_copy(update=nobody)
+    without_admin = {"provision": "off", "admin_url": "https://127.0.0.1:1"}
+    lonely = pulsar.as_role(admin, "bridge").model_copy(update=without_admin)
     settings = Settings(mqtt=artemis.settings("ingest"), pulsar=lonely, ingest=IngestSettings(rules=(PLANT,)))
     device = artemis.settings("device")
     with running_ingest(settings), DeviceClient(device, device.client_id) as client:
@@ -169,7 +169,7 @@ def test_off_asks_the_admin_for_nothing(pulsar: SecuredPulsar, artemis: SecuredA
     assert existing_commands(lonely) == 1
 
 
-def test_a_topic_that_nobody_made_is_a_dead_letter_with_the_command_and_the_rest_flows(
+def test_messages_for_a_missing_topic_are_dead_letters_with_the_command_and_the_rest_flows(
     pulsar: SecuredPulsar, artemis: SecuredArtemis
 ) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge"})
@@ -194,7 +194,7 @@ def test_no_output_of_any_command_shows_a_secret(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, tmp_path: Path
 ) -> None:
     """Passwords and tokens, right and wrong, from file and environment, in outputs, logs and errors."""
-    token = pulsar.token("nobody-at-all")
+    token = pulsar.token("without-rights")
     environment = os.environ | {
         "PULSEBRIDGE_MQTT__USERNAME": "device",
         "PULSEBRIDGE_MQTT__PASSWORD": "hunter2-of-mqtt",
@@ -241,7 +241,7 @@ def test_alerts_are_kept_for_their_table_from_the_first_one_on(namespaces: Pulsa
     topic = namespaces.system_topic(ALERTS_TOPIC)
     strict = namespaces.model_copy(update={"provision": "verify"})
     with PulsarAdmin(namespaces) as admin:
-        provision_commands(admin)  # by push: the topic is there, and nothing holds it
+        provision_commands(admin)  # by push: the topic exists, and has no retention subscription
         with pytest.raises(TerminalError, match=f"{topic} does not exist, or has no subscription 'pulsebridge-alerts'"):
             provision_alerts(strict, "pulsebridge-alerts")
         provision_alerts(namespaces, "pulsebridge-alerts")

@@ -1,4 +1,4 @@
-"""Pulsar with TLS, tokens and certificates: who is let in, what is said to the others, and secrets that rotate."""
+"""Pulsar with TLS, tokens and certificates: accepted clients, errors for the others, and secrets that rotate."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_server_whose_certificate_is_expired_or_of_another_host_is_not_trusted
         for file, content in zip(files, contents, strict=True):
             file.write_bytes(content)  # the broker looks for new files once a second
 
-    def said(words: str) -> bool:
+    def reported(words: str) -> bool:
         return all(words in f"{f.detail} {f.remedy}" for f in pulsar_findings(settings).values())
 
     try:
@@ -89,7 +89,7 @@ def test_a_server_whose_certificate_is_expired_or_of_another_host_is_not_trusted
             (authority.issue("old", expired=True), "has expired"),
         ):
             serve(issued.certificate.read_bytes(), issued.key.read_bytes())
-            poll_for(lambda words=words: said(words), 30, words, every=0.3)  # type: ignore[misc]
+            poll_for(lambda words=words: reported(words), 30, words, every=0.3)  # type: ignore[misc]
     finally:
         serve(*kept)
         poll_for(lambda: all(f.ok for f in pulsar_findings(settings).values()), 30, "the good one", every=0.3)

@@ -40,8 +40,8 @@ def test_spark_writes_members_and_a_command_and_counts_who_got_it(
     members = [("fleet", name, True) for name in [*NAMES, "gone"]] + [("fleet", "gone", False)]
     frame = spark.createDataFrame(members, "group string, device string, member boolean").coalesce(1)
     frame.write.format("pulsebridge_groups").options(**options).mode("append").save()
-    told = [member_of(m.partition_key(), m.data()) for m in read_topic(settings, GROUP_MEMBERS_TOPIC)]
-    assert told == members
+    stored = [member_of(m.partition_key(), m.data()) for m in read_topic(settings, GROUP_MEMBERS_TOPIC)]
+    assert stored == members
 
     one = group_command(settings, 1, "fleet")
     at = datetime.now(timezone.utc)

@@ -78,12 +78,12 @@ def test_rows_arrive_whole_and_in_order_and_bad_ones_on_the_dead_letter_topic(
     if broker is not stack:  # Artemis may route publishes in flight out of order (pulsebridge.local.mqtt_servers)
         once = [int(m.payload) for m in rows if m.payload != b"20"]  # order holds within a QoS (MQTT 5, 4.6)
         assert once == [n for n in wanted if n != 20]
-    told = next(m for m in rows if m.payload == b"1").properties
-    assert told is not None
-    assert told.user == (("n", "1"), ("n", "2"), (ORIGIN_PROPERTY, ORIGIN_SINK))
-    assert (told.content_type, told.response_topic) == ("text/plain", f"{prefix}/r")
-    assert (told.correlation_data, told.payload_format) == (b"\x00\xff", 1)
-    assert 0 < (told.expiry_s or 0) <= 600
+    properties = next(m for m in rows if m.payload == b"1").properties
+    assert properties is not None
+    assert properties.user == (("n", "1"), ("n", "2"), (ORIGIN_PROPERTY, ORIGIN_SINK))
+    assert (properties.content_type, properties.response_topic) == ("text/plain", f"{prefix}/r")
+    assert (properties.correlation_data, properties.payload_format) == (b"\x00\xff", 1)
+    assert 0 < (properties.expiry_s or 0) <= 600
     letters = [json.loads(message.payload) for message in got if message.topic == f"{prefix}/dead"]
     assert [(letter["row"], letter["field"]) for letter in letters] == [(7, "mqtt_topic"), (9, "payload")]
     with listening(broker, f"{prefix}/d") as later:
@@ -185,11 +185,11 @@ def test_rows_beyond_what_the_broker_takes_are_named_and_the_query_goes_on(
     with listening(limited, "many/+") as got:
         write(frame, options(limited, "many"))
         poll_for(lambda: len(got) == 30, 30, "every row, or its letter")
-    told = [json.loads(one.payload) for one in got if one.topic == "many/dead"]
-    assert sorted((one["row"], one["field"]) for one in told) == [
+    letters = [json.loads(one.payload) for one in got if one.topic == "many/dead"]
+    assert sorted((one["row"], one["field"]) for one in letters) == [
         (3, "payload"), (5, "qos"), (7, "retain"), (9, "user_properties"),
     ]  # fmt: skip
-    (large,) = [one for one in told if one["row"] == 3]
+    (large,) = [one for one in letters if one["row"] == 3]
     assert large["payload_bytes"] == 5000
     assert base64.b64decode(large["payload_base64"]).strip(b"x") == b""
 
@@ -203,9 +203,9 @@ def test_a_row_at_which_a_broker_before_mqtt_5_closes_the_connection_is_named_an
     with listening(limited, "many/+") as got:
         write(frame, options(limited, "many", **{"mqtt.protocol": "3.1.1"}))
         poll_for(lambda: len({one.payload for one in got}) == 30, 30, "every row, or its letter")
-    told = [json.loads(one.payload) for one in got if one.topic == "many/dead"]
-    assert sorted((one["row"], one["field"]) for one in told) == [
+    letters = [json.loads(one.payload) for one in got if one.topic == "many/dead"]
+    assert sorted((one["row"], one["field"]) for one in letters) == [
         (3, "payload"), (4, "payload"), (29, "payload"),
     ]  # fmt: skip
-    assert {one["payload_bytes"] for one in told} == {5000}
-    assert all("closed the connection" in one["reason"] for one in told)
+    assert {one["payload_bytes"] for one in letters} == {5000}
+    assert all("closed the connection" in one["reason"] for one in letters)

@@ -140,7 +140,9 @@ def received(topic: TestTopic) -> list[Any]:
     return [message for _, message in read_back(topic.settings, topic.name)]
 
 
-def test_large_rows_go_in_chunks_when_told_and_binary_keys_as_base64(spark: SparkSession, source: TestTopic) -> None:
+def test_large_rows_are_chunked_with_the_option_and_binary_keys_are_base64(
+    spark: SparkSession, source: TestTopic
+) -> None:
     raw = b"\xff\x00k"
     frame = spark.createDataFrame([(b"x" * 6_000_000, raw), (b"y", raw)], "value binary, __key binary").coalesce(1)
     given = options(source, **{"pulsar.producer.chunkingEnabled": "true", "keyEncoding": "base64"})

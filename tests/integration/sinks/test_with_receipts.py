@@ -108,7 +108,7 @@ def check(found: dict[str, Any], commands: list[Any], times: list[datetime]) -> 
         row = found[one.command_id]
         assert (row.device, row.mqtt_topic, row.cause) == (one.device, one.mqtt_topic, one.cause)
         assert row.emitted_at == times[n].astimezone().replace(tzinfo=None)
-        # The tenth expired as well, and what was sent again in its place became of it, too.
+        # The tenth expired as well, and so did its resent copy.
         state = {9: "expired", 11: None}.get(n, "delivered")
         assert (row.state, row.receipts) == (state, 2 if n < 5 or n == 10 else 0 if n == 11 else 1)
         if state == "delivered":
@@ -122,10 +122,10 @@ COMMANDS = "command_id string, device string, group string, payload binary, emit
 PLACES = "value binary, ledger_id bigint, entry_id bigint, batch_index int"
 
 
-def told(entry: int, state: str, one: str, device: str, at: datetime | None, of: str = "") -> tuple[Any, ...]:
+def row_of(entry: int, state: str, one: str, device: str, at: datetime | None, of: str = "") -> tuple[Any, ...]:
     emitted = 0 if at is None else micros(at)
-    receipt = Receipt(one, device, "t", state, emitted_at_us=emitted, resend_of=of)
-    return (receipt.encode(), 1, entry, 0)
+    written = Receipt(one, device, "t", state, emitted_at_us=emitted, resend_of=of)
+    return (written.encode(), 1, entry, 0)
 
 
 @pytest.mark.long
@@ -144,12 +144,12 @@ def test_a_stream_has_the_rows_of_a_batch_however_far_its_receipts_are_ahead(
         [("end", "d1", None, b"x", last)],
     ]
     receipts = [
-        [told(1, "expired", "reboot", "d1", early), told(2, "delivered", "reboot", "d2", early),
-         told(3, "expanded", "g", "", early), told(4, "delivered", "far", "d1", late)],
-        [told(9, "delivered", "before", "d1", early)],
-        [told(5, "expired", "again", "d1", early + timedelta(seconds=1)),
-         told(6, "delivered", "again~2", "d1", late, "again"), told(7, "delivered", "timeless", "d1", None)],
-        [told(8, "delivered", "end", "d1", last)],
+        [row_of(1, "expired", "reboot", "d1", early), row_of(2, "delivered", "reboot", "d2", early),
+         row_of(3, "expanded", "g", "", early), row_of(4, "delivered", "far", "d1", late)],
+        [row_of(9, "delivered", "before", "d1", early)],
+        [row_of(5, "expired", "again", "d1", early + timedelta(seconds=1)),
+         row_of(6, "delivered", "again~2", "d1", late, "again"), row_of(7, "delivered", "timeless", "d1", None)],
+        [row_of(8, "delivered", "end", "d1", last)],
     ]  # fmt: skip
 
     def stored(name: str, parts: list[list[tuple[Any, ...]]], schema: str) -> tuple[DataFrame, DataFrame]:

@@ -76,7 +76,7 @@ def first_batch(query: StreamPlanner, topic: TestTopic) -> Offset:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_from_the_hot_tail_is_what_the_tasks_read(topic: TestTopic, seed: int) -> None:
-    """Every kind of entry, several partitions, new ledgers, a broker that lets go, a new partition, limits, replays."""
+    """Every kind of entry, several partitions, new ledgers, a broker that unloads, a new partition, limits, replays."""
     chance = random.Random(seed)
     wanted: Counter[bytes] = Counter()
     found: Counter[bytes] = Counter()
@@ -176,9 +176,9 @@ def test_a_late_message_leaves_one_batch_to_the_tasks(topic: TestTopic, monkeypa
             withhold(query, late)
             topic.publish([b"second"], "unbatched")
             start, at = at, next_batch(query, at)
-            with structlog.testing.capture_logs() as said:
+            with structlog.testing.capture_logs() as lines:
                 assert values_of(query, start, at, hot=False) == [b"second"]
-            (why,) = [of for of in said if of["event"].startswith("a batch is read by the tasks")]
+            (why,) = [line for line in lines if line["event"].startswith("a batch is read by the tasks")]
             assert why["why"] == "entries did not arrive in time"
             assert why["late"].keys() == {topic.partition()}
         for number in range(3):

@@ -31,7 +31,7 @@ def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
         yield found
 
 
-def test_an_idle_query_plans_no_batch_and_holds_no_growing_memory(topic: TestTopic) -> None:
+def test_an_idle_query_plans_no_batch_and_its_memory_does_not_grow(topic: TestTopic) -> None:
     topic.publish([b"a", b"b"])
     options = topic.options(predefinedSubscription="q", startingOffsets="earliest")
     query = StreamPlanner(parse(options, streaming=True))

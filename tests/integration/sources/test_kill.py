@@ -86,7 +86,7 @@ def test_a_driver_killed_between_offset_log_and_commit_repeats_that_batch_exactl
     check(tmp_path, 1, wanted)
 
 
-def test_h12_a_first_batch_that_fails_begins_again_at_the_same_place(
+def test_h12_a_first_batch_that_fails_starts_again_at_the_same_position(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:
     publish(topic)

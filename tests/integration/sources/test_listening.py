@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 class Noting(JsonListener):
-    """Keeps what it is told."""
+    """Records the events."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -45,13 +45,13 @@ def test_a_progress_comes_as_json_and_no_figure_of_it_is_asked_for(
     try:
         asked = noted_calls(monkeypatch)
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-        writer = rows.writeStream.queryName("told").format("noop")
+        writer = rows.writeStream.queryName("listened").format("noop")
         query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
         assert query.awaitTermination(60), "the query did not end"
-        poll_for(lambda: listener.ended, 60, "the query's end to be told")
+        poll_for(lambda: listener.ended, 60, "the event that the query has ended")
     finally:
         spark.streams.removeListener(listener)
-    assert listener.started == ["told"]
+    assert listener.started == ["listened"]
     assert listener.ended == [str(query.runId)]
     assert sum(one["numInputRows"] for one in listener.progress) == 10
     figures = ("durationMs", "inputRowsPerSecond", "stateOperators", "startOffset")

@@ -106,7 +106,7 @@ def test_latest_leaves_out_what_was_there_and_nothing_that_came_later(
         running.stop()
 
 
-def test_a_topic_made_anew_between_two_runs_is_refused(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> None:
+def test_a_topic_re_created_between_two_runs_is_refused(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> None:
     query = Query(spark, topic, tmp_path)
     topic.publish(names("a", 5))
     assert query.run() == [5]
@@ -119,14 +119,14 @@ def test_a_topic_made_anew_between_two_runs_is_refused(spark: SparkSession, topi
 
 
 @pytest.mark.skipif(spark_features().limits, reason="this Spark lacks nothing")
-def test_what_this_spark_lacks_is_said_once_at_the_start(topic: TestTopic, tmp_path: Path) -> None:
+def test_missing_features_of_this_spark_are_logged_once_at_the_start(topic: TestTopic, tmp_path: Path) -> None:
     topic.publish(names("a", 5))
     options = topic.options(predefinedSubscription="q", startingOffsets="earliest", maxBytesPerTrigger="1000")
     done = subprocess.run(
         [sys.executable, "-m", source_driver.__name__, json.dumps({"options": options, "folder": str(tmp_path)})],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=patient(300), check=True,
     )  # fmt: skip
-    told = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
-    assert len(told) == 1
-    assert "maxBytesPerTrigger: no effect" in told[0]
-    assert "Trigger.AvailableNow reads all in one batch" in told[0]
+    warnings = [line for line in done.stdout.splitlines() if "lacks for Python sources" in line]
+    assert len(warnings) == 1
+    assert "maxBytesPerTrigger: no effect" in warnings[0]
+    assert "Trigger.AvailableNow reads all in one batch" in warnings[0]

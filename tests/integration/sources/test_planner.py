@@ -52,7 +52,7 @@ def entries(planner: StreamPlanner, start: Offset, end: Offset) -> int:
     return sum(s.entries for task in planner.tasks(start, end) for s in task.segments)
 
 
-def told(logs: list[Any]) -> list[str]:
+def reasons(logs: list[Any]) -> list[str]:
     return [line["limit"] for line in logs if line["event"] == "trigger"]
 
 
@@ -67,7 +67,7 @@ def test_one_line_for_each_trigger_names_the_limit_in_force(topic: TestTopic) ->
                 end = query.latest_offset(at, options.limits)
                 sizes.append(entries(query, at, end))
                 at = end
-    assert told(logs) == ["maxEntriesPerTrigger=4"] * 2 + ["none"] * (len(sizes) - 2)
+    assert reasons(logs) == ["maxEntriesPerTrigger=4"] * 2 + ["none"] * (len(sizes) - 2)
     assert {line["log_level"] for line in logs if line["event"] == "trigger"} == {"debug"}
     assert sum(sizes) == 8
     assert max(sizes) <= 4
@@ -79,12 +79,12 @@ def test_few_rows_wait_until_there_are_enough_or_the_delay_is_over(topic: TestTo
         start = query.initial_offset()
         topic.publish(names(1), "unbatched")
         first = query.latest_offset(start, options.limits)
-        assert first != start, "the first trigger waits for nobody"
+        assert first != start, "the first trigger waits for no minimum"
         topic.publish(names(9), "unbatched")
         with structlog.testing.capture_logs() as logs:
             assert query.latest_offset(first, options.limits) == first
             report = query.report_latest()
-        assert told(logs) == ["minRowsPerTrigger=10"]
+        assert reasons(logs) == ["minRowsPerTrigger=10"]
         assert report is not None
         assert report["behind"][topic.partition()]["entries"] == 9, "what waits is seen"
         topic.publish(names(1), "unbatched", 1)
@@ -107,7 +107,7 @@ def test_a_large_range_is_split_by_bytes_and_read_once(topic: TestTopic) -> None
     assert read == payloads
 
 
-def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: TestTopic) -> None:
+def test_a_deleted_topic_fails_the_query_or_is_skipped_as_configured(topic: TestTopic) -> None:
     with topic_of(topic.settings) as other:
         other.publish(names(3), "unbatched")
         topic.publish(names(2), "unbatched")
@@ -137,7 +137,7 @@ def test_a_topic_that_vanishes_fails_the_query_or_is_left_behind_as_told(topic: 
         assert len(warned) == 1, warned
 
 
-def test_a_topic_that_is_made_anew_under_a_running_query_is_not_taken_for_the_former_one(
+def test_a_topic_re_created_under_a_running_query_is_not_mistaken_for_the_former_one(
     topic: TestTopic,
 ) -> None:
     """Pulsar's client subscribes to the new one by itself, and then it looks as if all before had been trimmed."""
@@ -154,7 +154,7 @@ def test_a_topic_that_is_made_anew_under_a_running_query_is_not_taken_for_the_fo
             query.latest_offset(at, options.limits)
 
 
-def test_h14_what_a_ledger_that_ends_inside_a_message_holds_is_not_let_go(topic: TestTopic) -> None:
+def test_h14_a_ledger_that_ends_inside_a_message_is_not_released(topic: TestTopic) -> None:
     big = bytes(12 * 1024 * 1024)  # three chunks
     topic.publish([b"a"], "unbatched")
     topic.publish([big], "chunked")
@@ -194,7 +194,7 @@ def test_h14_a_message_whose_chunks_lie_in_several_triggers_comes_once_with_its_
     assert rows == [[b"a"], [], [], [big], [b"b"]]
 
 
-def test_h13_a_query_does_not_begin_where_what_it_holds_would_be_deleted(topic: TestTopic) -> None:
+def test_h13_a_query_does_not_start_if_policies_delete_its_unread_messages(topic: TestTopic) -> None:
     path = f"/namespaces/{topic.settings.tenant}/{topic.settings.namespace}"
     topic.publish(names(3), "unbatched")
     topic.admin.request("POST", f"{path}/messageTTL", body=3600)
@@ -208,7 +208,7 @@ def test_h13_a_query_does_not_begin_where_what_it_holds_would_be_deleted(topic: 
     assert [line["log_level"] for line in logs if "command" in line] == ["warning"]
 
 
-def test_h13_a_backlog_of_half_its_quota_is_told_while_the_query_goes_on(topic: TestTopic) -> None:
+def test_h13_a_backlog_of_half_its_quota_is_reported_while_the_query_continues(topic: TestTopic) -> None:
     path = f"/namespaces/{topic.settings.tenant}/{topic.settings.namespace}/backlogQuota"
     quota = {"limitSize": 100_000, "policy": "producer_request_hold"}
     topic.admin.request("POST", f"{path}?backlogQuotaType=destination_storage", body=quota)
@@ -223,7 +223,9 @@ def test_h13_a_backlog_of_half_its_quota_is_told_while_the_query_goes_on(topic: 
     assert 60_000 <= line["backlog_bytes"] <= 70_000
 
 
-def test_h13_what_expires_under_the_hold_fails_the_query_with_the_remedy(topic: TestTopic) -> None:
+def test_h13_entries_that_expire_under_the_retention_subscription_fail_the_query_with_the_remedy(
+    topic: TestTopic,
+) -> None:
     topic.publish(names(3), "unbatched")
     with planner(topic) as (query, options):
         at = query.latest_offset(query.initial_offset(), options.limits)

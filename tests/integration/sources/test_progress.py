@@ -1,4 +1,4 @@
-"""What a query leaves unread stands in its progress, in the log and in the metrics of its driver."""
+"""The backlog of a query is in its progress, in the log and in the metrics of its driver."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_entries_bytes_and_seconds_behind_are_in_the_progress_and_in_the_metrics
         with structlog.testing.capture_logs() as logs:
             first, second = run(spark, topic, tmp_path)
             poll_for(lambda: metric("batches_total") == 2, 60, "both batches to be counted")
-            # Spark tells its listeners that a query has ended after all of its batches.
+            # Spark notifies its listeners that a query has ended after all of its batches.
             poll_for(lambda: metric("behind_entries") is None, 60, "the lag of an ended query to be gone")
     finally:
         spark.streams.removeListener(listener)
@@ -83,7 +83,7 @@ def test_few_rows_wait_in_spark_until_there_are_enough_but_not_with_available_no
         return [p.numInputRows for p in query.recentProgress if p.numInputRows]
 
     try:
-        poll_for(lambda: rows() == [1], 90, "the first batch, which waits for nobody")
+        poll_for(lambda: rows() == [1], 90, "the first batch, which waits for no minimum")
         topic.publish([b"1", b"2"], "unbatched")
         # The rest comes later: were the two a batch of their own, there would be three batches.
         poll_for(lambda: query.status["message"] == "Waiting for data to arrive", 30, "the query to wait")

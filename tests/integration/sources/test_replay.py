@@ -67,7 +67,7 @@ def seeded() -> random.Random:
 
 
 def random_range(chance: random.Random, view: PartitionView) -> tuple[Position, Position]:
-    """Any two places, beside entries, at ledgers' ends and behind the last one."""
+    """Any two positions, between entries, at ends of ledgers and after the last one."""
     places = [Position(of.id, entry) for of in view.ledgers for entry in range(of.entries + 1)]
     first, second = sorted(chance.choices(range(len(places)), k=2))
     return places[first], places[second]

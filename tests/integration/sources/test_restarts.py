@@ -1,4 +1,4 @@
-"""Killed at any named point of a batch, and at random, a query gives each message once and in order, and holds its rest."""
+"""Killed at any named point of a batch, and at random, a query reads each message once, in order."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class World:
 
     def run(self, **environment: str) -> tuple[int, str]:
         with self.start(**environment) as process:
-            _, told = process.communicate(timeout=patient(120))
-        return process.returncode, told
+            _, output = process.communicate(timeout=patient(120))
+        return process.returncode, output
 
     def check(self) -> None:
         """Run to the end; each message came once, in the order of its partition."""
-        code, told = self.run()
-        assert code == 0, told[-2000:]
+        code, output = self.run()
+        assert code == 0, output[-2000:]
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in self.wanted}
         for partition, value, size in rows_of(self.folder):
             found[partition].append((value, size))
@@ -91,8 +91,8 @@ def test_killed_at_each_named_point_nothing_is_lost_or_repeated(world: World) ->
         for number, point in enumerate(later):
             passage = 1 + (number + turn) % 3
             world.publish()
-            code, told = world.run(PULSEBRIDGE_KILL_AT=f"{point}:{passage}")
-            assert code == -signal.SIGKILL, (point, passage, told[-2000:])
+            code, output = world.run(PULSEBRIDGE_KILL_AT=f"{point}:{passage}")
+            assert code == -signal.SIGKILL, (point, passage, output[-2000:])
     world.check()
 
 

@@ -76,7 +76,7 @@ def test_keys_and_payloads_are_the_bytes_that_were_stored(spark: SparkSession, t
     assert as_bytes[0]["__key"] == "ключ".encode()
 
 
-def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession, topic: TestTopic) -> None:
+def test_binary_keys_are_read_as_bytes_with_the_option(spark: SparkSession, topic: TestTopic) -> None:
     keys = [b"\x00\xff", bytes(range(200))]
     for key in keys:
         store_raw(topic.settings, topic.partition(), b"v", key=base64.b64encode(key), as_base64=True)
@@ -89,7 +89,7 @@ def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession,
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("metadata", "why"),
     [
         (number(8, 2) + number(9, 1000), r"it cannot be decompressed \(type 2\)"),
         (number(8, 9) + number(9, 3), r"it cannot be decompressed \(type 9\)"),
@@ -97,12 +97,12 @@ def test_keys_that_were_bytes_come_as_those_bytes_when_told(spark: SparkSession,
     ],
     ids=["no zlib", "an unknown type", "no batch"],
 )
-def test_h44_an_entry_that_nobody_can_read_is_named_and_left_out_only_if_loss_is_allowed(
-    spark: SparkSession, topic: TestTopic, said: bytes, why: str
+def test_h44_an_unreadable_entry_is_reported_and_skipped_only_if_loss_is_allowed(
+    spark: SparkSession, topic: TestTopic, metadata: bytes, why: str
 ) -> None:
-    """Whoever may write to the topic can store it. Before, the query tried it again for ever."""
+    """Any client that may write to the topic can store it. Before, the query retried it for ever."""
     topic.publish([b"before"])
-    store_raw(topic.settings, topic.partition(), b"bad", key=b"k", metadata_fields=said)
+    store_raw(topic.settings, topic.partition(), b"bad", key=b"k", metadata_fields=metadata)
     topic.publish([b"after"])
     with pytest.raises(Exception, match=rf"(?s)entry \d+:\d+ cannot be read: {why}.*failOnDataLoss=false"):
         frame(spark, topic).collect()

@@ -50,7 +50,7 @@ def values(topic: TestTopic, **options: str) -> list[bytes]:
 
 def test_what_a_query_left_is_listed_and_deleted_but_not_while_it_runs(topic: TestTopic) -> None:
     topic.publish([b"1", b"2", b"3"], "unbatched")
-    topic.admin.do(subscription_step(topic.partition(), "of-somebody-else"))
+    topic.admin.do(subscription_step(topic.partition(), "of-another-client"))
     options = parse(topic.options(predefinedSubscription="q", startingOffsets="earliest"), streaming=True)
     query = StreamPlanner(options)
     try:
@@ -68,13 +68,13 @@ def test_what_a_query_left_is_listed_and_deleted_but_not_while_it_runs(topic: Te
         query.close()
     assert "q  " + topic.name in run(topic.settings, "subscriptions", "list").stdout
     asked = run(topic.settings, "subscriptions", "delete", "q")
-    assert asked.exit_code == 1, "nobody said yes"
+    assert asked.exit_code == 1, "not confirmed"
     assert listed(topic.settings)[0]["in_use"] is False
     done = run(topic.settings, "subscriptions", "delete", "q", "--yes", "--topic", topic.name)
     assert done.exit_code == 0, done.output
     assert listed(topic.settings) == []
-    assert topic.hold("of-somebody-else"), "not ours, not deleted"
-    again = run(topic.settings, "subscriptions", "delete", "of-somebody-else", "--yes")
+    assert topic.hold("of-another-client"), "not ours, not deleted"
+    again = run(topic.settings, "subscriptions", "delete", "of-another-client", "--yes")
     assert isinstance(again.exception, ConfigError)
 
 

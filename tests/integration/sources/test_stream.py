@@ -1,4 +1,4 @@
-"""``format("pulsebridge")`` in Spark on real Pulsar: exact rows over restarts, holds, limits, loss."""
+"""``format("pulsebridge")`` in Spark on real Pulsar: exact rows over restarts, retention, limits, loss."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def query(spark: SparkSession, topic: TestTopic, tmp_path: Path) -> Query:
 
 
 def logged_offsets(query: Query) -> list[Any]:
-    """Return the source's offsets as they stand in the checkpoint, batch by batch."""
+    """Return the source's offsets of the checkpoint, batch by batch."""
     logs = sorted((query.folder / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
     return [json.loads(log.read_text().splitlines()[2]) for log in logs]
 
@@ -108,13 +108,13 @@ def refused(start: Any) -> str:
 
 
 def test_all_columns_reach_spark_with_the_types_of_the_contract(spark: SparkSession, topic: TestTopic) -> None:
-    told = {P_TOPIC: "a/b", P_INGEST: encode_ingest(link="test", protocol="5", rule=None)}
-    topic.publish([b"v"], partition_key="k", properties=told)
+    envelope = {P_TOPIC: "a/b", P_INGEST: encode_ingest(link="test", protocol="5", rule=None)}
+    topic.publish([b"v"], partition_key="k", properties=envelope)
     frame = spark.read.format("pulsebridge").options(**topic.options()).load()
     assert tuple((f.name, f.dataType.simpleString()) for f in frame.schema.fields) == SOURCE_COLUMNS
     (row,) = frame.collect()
     assert (bytes(row.value), row["__key"], row.mqtt_topic, row.retained) == (b"v", "k", "a/b", False)
-    assert row["__messageProperties"] == told
+    assert row["__messageProperties"] == envelope
 
 
 @needs_limits
@@ -277,7 +277,7 @@ def test_h16_the_subscription_follows_the_commits_over_a_ledger_border(query: Qu
         query.topic.roll_over()
         query.topic.publish(names("b", 3), "unbatched")
         second = query.topic.ledgers()[-1]
-        # Pulsar itself may move it on to the beginning of the next ledger, which is the same place.
+        # Pulsar itself may move it on to the beginning of the next ledger, which is the same position.
         place = (f"{first}:4", f"{second}:-1")
         poll_for(lambda: query.topic.hold("q") in place, 120, "the first commit")
         poll_for(lambda: query.values() == once(("a", 5), ("b", 3)), 120, "the second rows")
@@ -320,7 +320,7 @@ def test_data_trimmed_before_it_was_read_fails_the_query_with_the_remedy(query: 
 
 
 @pytest.mark.long
-def test_a_topic_made_anew_is_refused_with_the_remedy(query: Query) -> None:
+def test_a_re_created_topic_is_refused_with_the_remedy(query: Query) -> None:
     query.topic.publish(names("a", 5))
     query.run()
     query.topic.delete()

@@ -67,13 +67,13 @@ def test_a_compacted_topic_is_read_whole_also_where_compaction_has_run(topic: Te
     assert values(task) == wanted, "what a later message replaced is a message all the same"
     topic.publish([b"after"], "unbatched", partition_key="k")
     topic.roll_over()
-    topic.compact()  # moves the position of Pulsar's own subscription, which holds all until then
+    topic.compact()  # moves the position of Pulsar's own subscription, which retains all until then
     topic.trim()
     with pytest.raises(DataLossError, match="no longer in Pulsar"):
         values(task)
 
 
-def test_h14_a_chunked_message_belongs_to_the_range_that_holds_its_last_chunk(topic: TestTopic) -> None:
+def test_h14_a_chunked_message_belongs_to_the_range_with_its_last_chunk(topic: TestTopic) -> None:
     topic.publish([b"a"], "unbatched")
     topic.publish([BIG], "chunked")
     topic.publish([b"b"], "unbatched")
@@ -103,7 +103,7 @@ def test_h15_what_cannot_be_classified_fails_the_task_for_another_try(topic: Tes
         values(cut(task, 0, 2))  # the second entry does not exist yet: neither there nor gone
 
 
-def test_trimmed_entries_fail_the_task_with_the_remedy_unless_told_otherwise(topic: TestTopic) -> None:
+def test_trimmed_entries_fail_the_task_with_the_remedy_unless_loss_is_allowed(topic: TestTopic) -> None:
     topic.publish([b"1", b"2"], "unbatched")
     topic.roll_over()
     topic.publish([b"3"], "unbatched")

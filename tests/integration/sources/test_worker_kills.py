@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos]
 
 RANDOM_KILLS = int(os.environ.get("PULSEBRIDGE_SOURCE_KILLS", "0"))
 NAMED_KILLS = 3 if RANDOM_KILLS else 1
-"""At each point: a query that is begun anew takes seconds."""
+"""At each point: a restart of the query takes seconds."""
 at_length = pytest.mark.skipif(not RANDOM_KILLS, reason="half a minute; PULSEBRIDGE_SOURCE_KILLS=50 asks for it")
 
 

@@ -68,7 +68,7 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
     for minute, value in ((1, 90), (2, 85), (3, 60)):
         world.arrive("a", f"a-{minute}", minute, metric="glucose", value=value)
     world.run()
-    assert world.told() == ["falling raised a-2", "falling raised a-3", "low raised a-3"]
+    assert world.reported() == ["falling raised a-2", "falling raised a-3", "low raised a-3"]
     (first,) = world.commands()
     assert first.command_id == command_id("low", "a", "a-3")
     assert (first.device, first.mqtt_topic, first.qos, first.retain) == ("a", "devices/a/commands", 1, False)
@@ -94,13 +94,13 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
     world.arrive("a", "a-4", 4, metric="glucose", value=59)
     world.arrive("c", "c-1", 1, metric="glucose", value=50, takes=False)
     world.run()
-    assert world.told() == ["falling raised a-2", "falling raised a-3", "low raised c-1", "low raised a-3"]
+    assert world.reported() == ["falling raised a-2", "falling raised a-3", "low raised c-1", "low raised a-3"]
     # state outlived the restarts: back at clear and below again
     world.arrive("a", "a-6", 6, metric="glucose", value=69)
     world.arrive("a", "a-5", 5, metric="glucose", value=95)
     world.run()
     low = ["low raised c-1", "low raised a-3", "low cleared a-5", "low raised a-6"]
-    assert world.told() == ["falling raised a-2", "falling raised a-3", "falling raised a-6", *low]
+    assert world.reported() == ["falling raised a-2", "falling raised a-3", "falling raised a-6", *low]
     assert Counter(one.command_id for one in world.commands()) == {
         command_id("low", "a", "a-3"): 2,
         command_id("low", "a", "a-5", cleared=True): 1,
@@ -109,23 +109,23 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
 
 
 @pytest.mark.parametrize("world", [THRESHOLD], indirect=True)
-def test_silence_is_told_though_nothing_comes_of_the_device_and_a_batch_run_again_tells_it_again(
+def test_silence_is_reported_without_a_message_of_the_device_and_a_repeated_batch_reports_it_again(
     world: AlertsWorld,
 ) -> None:
     world.arrive("a", "a-1", 0, metric="glucose", value=100)
     world.run()
     world.arrive("b", "b-1", 20, metric="other", value=100)  # a metric that no rule names moves the clock
     world.run()
-    assert world.told() == ["quiet raised a-1"]
+    assert world.reported() == ["quiet raised a-1"]
     world.forget_last_commit("alerts-readings")
     world.run()
-    assert world.told() == ["quiet raised a-1"]
+    assert world.reported() == ["quiet raised a-1"]
     assert {one.command_id for one in world.commands()} == {command_id("quiet", "a", "a-1")}
     # a reading that came before the watermark is not late for that
     world.arrive("a", "a-2", 21, metric="glucose", value=80)
     world.arrive("c", "c-1", 18, metric="glucose", value=50)
     world.run()
-    assert world.told() == ["low raised c-1", "quiet raised a-1", "quiet cleared a-2"]
+    assert world.reported() == ["low raised c-1", "quiet raised a-1", "quiet cleared a-2"]
 
 
 @pytest.mark.parametrize("world", [DAMP], indirect=True)
@@ -136,7 +136,7 @@ def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_
         topic = f"zigbee2mqtt/{device}"
         world.arrive(device, f"{device}-{minute}", minute, mqtt_topic=topic, **values)
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [f"{a['rule']} {a['state']} {a['device']}-{a['event_time'].minute}" for a in world.alerts()]
 
     climate("s1", 1, humidity=60.0, temperature=15.0)
@@ -147,7 +147,7 @@ def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_
     world.arrive("s2", "broken", 1, humidity=90.0, temperature=15.0)  # of another topic
     world.run()
     first = ["blink raised s1-2", "damp raised s1-2", "damp raised s1-3", "fan raised s1-2"]
-    assert told() == first
+    assert reported() == first
     blink, damp, _, fan = world.alerts()
     assert (damp["message"], damp["to_device"], damp["table"]) == ("80.0 % at 15.0 °C", None, "climate")
     assert (blink["to_device"], blink["command_topic"]) == ("s1", "devices/s1/commands")
@@ -157,7 +157,7 @@ def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_
 
     climate("s1", 5, humidity=50.0, temperature=15.0)
     world.run()
-    assert told() == [*first, "fan cleared s1-5"]
+    assert reported() == [*first, "fan cleared s1-5"]
     commands = [(one.device, one.mqtt_topic, one.payload) for one in world.commands()]
     assert sorted(commands) == [
         ("fan-1", "zigbee2mqtt/fan-1/set", b'{"state":"OFF"}'),
@@ -183,7 +183,7 @@ alerts:
 
 
 @pytest.mark.parametrize("world", [EACH], indirect=True)
-def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffle(
+def test_rules_without_state_evaluate_each_row_and_need_neither_state_nor_shuffle(
     world: AlertsWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline = declared(world.settings)
@@ -196,7 +196,7 @@ def test_rules_without_state_speak_of_each_row_and_need_neither_state_nor_shuffl
     world.arrive("s", "s-1", 1, humidity=80.0, room="bath")
     world.arrive("s", "s-2", 2, humidity=80.0)  # no room: SQL gives no device
     world.run()
-    assert world.told() == [
+    assert world.reported() == [
         "each raised a-1|glucose",
         "each raised a-2|glucose",
         "room raised s-1",
@@ -239,7 +239,7 @@ def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_
         assert world.settings.streaming.rules is not None
         world.settings.streaming.rules.write_text("\n  ".join(["alerts:", *rules]), encoding="utf-8")
         world.run()
-        return world.told()
+        return world.reported()
 
     def arrive(minute: int, glucose: float, humidity: float) -> None:
         world.arrive("a", f"g-{minute}", minute, metric="glucose", value=glucose)
@@ -258,11 +258,11 @@ def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_
     steep = HUMID.replace("limit: 70", "limit: 90")  # changed: 80 is not too much any more
     assert run_with(LOW, steep) == after
     arrive(6, 60, 95.0)
-    told = [*after[:1], "humid raised h-6", *after[1:]]
-    assert run_with(LOW, steep) == told
+    reported = [*after[:1], "humid raised h-6", *after[1:]]
+    assert run_with(LOW, steep) == reported
     ids = Counter(one.command_id for one in world.commands())
     assert ids == dict.fromkeys((row["command_id"] for row in world.alerts()), 1)
-    assert len(ids) == len(told)
+    assert len(ids) == len(reported)
 
 
 @pytest.mark.chaos
@@ -311,7 +311,7 @@ def test_a_function_of_the_users_that_returns_commands_is_a_flow(world: AlertsWo
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "error"),
     [
         ("table: nowhere, condition: x", "alerts[0].table (rule r): 'nowhere': it does not exist — existing tables: climate"),
         ("table: hourly, condition: x", "alerts[0].table (rule r): 'hourly': messages do not fill it"),
@@ -330,7 +330,7 @@ def test_a_function_of_the_users_that_returns_commands_is_a_flow(world: AlertsWo
     ],
 )  # fmt: skip
 def test_what_will_not_do_stops_the_job_at_its_start_in_one_line(
-    spark: SparkSession, tmp_path: Path, text: str, said: str
+    spark: SparkSession, tmp_path: Path, text: str, error: str
 ) -> None:
     path = tmp_path / "rules.yaml"
     kind = "" if text.startswith("kind") else "kind: sql, "
@@ -362,7 +362,7 @@ def test_what_will_not_do_stops_the_job_at_its_start_in_one_line(
 
     with pytest.raises(ConfigError) as caught:
         run()
-    assert said in str(caught.value)
+    assert error in str(caught.value)
     assert str(caught.value).startswith(f"rules file {path}: ")
     assert "\n" not in str(caught.value)
     assert spark.streams.active == []

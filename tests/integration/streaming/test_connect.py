@@ -58,7 +58,7 @@ OF_THE_RUN: Final = {
 """Columns that say when a run was."""
 BODIES: Final = (
     {"temperature": 21.5, "humidity": 45, "occupied": True},
-    {"temperature": 12.0, "humidity": 45, "occupied": True},  # cold, and somebody is there: a warning
+    {"temperature": 12.0, "humidity": 45, "occupied": True},  # cold, and the room is occupied: a warning
     {"temperature": 12.0, "humidity": 45, "occupied": False},
     {"temperature": 99.0, "humidity": 50.5, "occupied": False},  # too hot, and no whole percent: quarantine
     {"temperature": 20.0, "humidity": 95, "occupied": False},

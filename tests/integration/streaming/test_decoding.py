@@ -44,7 +44,7 @@ def rows_of(
     *decodings: dict[str, Any],
     rules: Sequence[TopicRule] = (),
 ) -> list[Any]:
-    """Return the rows in the order of their places, with ``event_time`` in µs: Spark gives times in the session's zone."""
+    """Return the rows in the order of positions, with ``event_time`` in µs: Spark gives times in the session's zone."""
     from pyspark.sql import functions as F
 
     found = decoded(frame(spark, messages), [Decoding(**{"filter": "gw/+", **one}) for one in decodings], rules)
@@ -129,7 +129,7 @@ def test_id_and_time_are_those_of_the_topic_rule_where_the_decoding_names_none(s
     ]  # fmt: skip
 
 
-def test_each_element_of_an_array_is_a_row_with_its_place(spark: SparkSession) -> None:
+def test_each_element_of_an_array_is_a_row_with_its_index(spark: SparkSession) -> None:
     bodies = [
         {"g": 7, "list": [{"t": 1, "id": "a"}, {"t": "x", "id": "b"}, 4]}, {"list": []}, {"no": 1}, "xx",
         {"g": 8, "list": [{"t": n} for n in range(4)]},
@@ -215,7 +215,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
          "descriptor_set": base64.b64encode(descriptor_set()).decode(), "time": "ts"},
         {"filter": "gw/py/+x", "format": "python", "function": f"{__name__}:several",
          "fields": "t double, topic string, unit string, year int, x string", "columns":
-         {"t": "t", "told": "concat_ws(' ', topic, unit, year, fields.x)"}},
+         {"t": "t", "joined": "concat_ws(' ', topic, unit, year, fields.x)"}},
         {"filter": "gw/slow", "format": "python", "function": "tests.support.reading_message:hexadecimal",
          "fields": "t double", "max_seconds": 0.2},
     ]  # fmt: skip
@@ -242,8 +242,8 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
         (0, 1.0, None), (2, 2.0, None), (5, 3.0, None), (6, 4.0, '{"more":[1]}'), (8, 5.0, '{"id":"r"}'),
         (10, 6.0, '{"device":"d1"}'), (10, 7.0, '{"device":"d1"}'), (14, 255.0, '{"id":"gw/slow","ts":"2026-01-02T11:00:00Z"}'), (15, 1.0, '{"l":[null]}'),
     ]  # fmt: skip
-    told = {row["told"] for row in rows if row["_position"]["entry"] == 10}
-    assert told == {"gw/py/q km 2026 q"}
+    joined = {row["joined"] for row in rows if row["_position"]["entry"] == 10}
+    assert joined == {"gw/py/q km 2026 q"}
     assert [row["_id"] for row in rows if row["_position"]["entry"] in (6, 10)] == [
         "i",
         "7:10:0#0",
@@ -383,7 +383,7 @@ UNITS = {"s": Decimal(10**6), "ms": Decimal(10**3), "us": Decimal(1), "ns": Deci
 EXACT = Context(prec=80)
 
 
-def said(number: str, unit: str) -> datetime | None:
+def time_of(number: str, unit: str) -> datetime | None:
     """Return the time that a number says, rounded down to µs; None outside of what Python knows."""
     value = Decimal(number)
     if unit == "auto":
@@ -440,7 +440,7 @@ def test_times_of_every_unit_are_read_exactly_and_local_ones_by_their_zone(spark
     for n, number in enumerate(numbers()):
         text = f'"{number}"' if n % 2 else number
         messages.append(SentMessage(len(messages), f'{{"t":{text}}}'.encode(), f"x/{units[n % 5]}"))
-        expected.append(said(number, units[n % 5]))
+        expected.append(time_of(number, units[n % 5]))
     for text, time in TEXTS.items():
         for unit in ("iso", "zone"):
             messages.append(SentMessage(len(messages), json.dumps({"t": text}).encode(), f"x/{unit}"))

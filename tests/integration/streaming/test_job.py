@@ -275,7 +275,7 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
     ],
     ids=["no file", "import", "suite", "schema", "fields", "key", "no frame", "rule", "condition", "column"],
 )
-def test_what_is_wrong_is_said_in_one_line_and_ends_it(driver: Driver, wrong: dict[str, Any], says: str) -> None:
+def test_a_configuration_error_ends_the_job_with_one_line(driver: Driver, wrong: dict[str, Any], says: str) -> None:
     if "module" in wrong:
         (driver.folder / "wrong.py").write_text(wrong["module"], "utf-8")
         wrong = {"modules": [str(driver.folder / "wrong.py")]}
@@ -285,8 +285,8 @@ def test_what_is_wrong_is_said_in_one_line_and_ends_it(driver: Driver, wrong: di
     assert driver.ended("--available-now", **wrong) == 1
     text = driver.log.read_text()
     assert "Traceback" not in text, text
-    said = [line for line in text.splitlines() if says in line]
-    assert len(said) == 1, text
+    lines = [line for line in text.splitlines() if says in line]
+    assert len(lines) == 1, text
 
 
 def test_a_batch_that_cannot_be_written_ends_it_with_one_line(driver: Driver, namespaces: PulsarSettings) -> None:

@@ -48,10 +48,10 @@ def test_h37_hundreds_of_large_messages_end_no_job(namespaces: PulsarSettings, t
     try:
         job.start()
 
-        def judged() -> bool:
+        def all_in_tables() -> bool:
             assert not job.interruptions(), job.interruptions()
             return job.rows("bronze") == job.rows("typed") + job.rows("quarantine") == len(SIZES)
 
-        poll_for(judged, 240, "all messages in one of the two tables", every=1)
+        poll_for(all_in_tables, 240, "all messages in one of the two tables", every=1)
     finally:
         job.end()

@@ -43,7 +43,7 @@ class Way:
         )
 
     def publish(self, messages: Sequence[tuple[str, bytes]], **stored: int) -> None:
-        """Publish messages in their order, and wait until these topics of Pulsar hold so many."""
+        """Publish messages in their order, and wait until these topics of Pulsar have so many."""
         with running_ingest(self.settings), device(self.settings.mqtt, "dev") as dev:
             for topic, payload in messages:
                 dev.publish(topic, payload)

@@ -86,7 +86,7 @@ def test_a_plain_payload_is_one_row_named_by_its_route_or_its_topic(spark: Spark
     assert faults[16] == "the payload is not UTF-8"
 
 
-def test_routes_name_metric_id_and_time_and_a_topic_stands_for_a_device_without_a_name(
+def test_routes_name_metric_id_and_time_and_the_topic_is_the_id_of_a_device_without_a_name(
     spark: SparkSession,
 ) -> None:
     rules = [
@@ -130,8 +130,8 @@ def test_other_forms_give_the_same_rows(spark: SparkSession) -> None:
     }
 
 
-def told(payload: bytes, message: Message) -> Any:
-    """A decoder of a user's own: any number of metrics, of what is beside the payload as well."""
+def own_decoder(payload: bytes, message: Message) -> Any:
+    """A decoder of a user's own: any number of metrics, also of fields outside the payload."""
     if payload == b"hello":
         return None
     assert message.arrival_time is not None
@@ -143,7 +143,8 @@ def told(payload: bytes, message: Message) -> Any:
 
 def test_settings_say_what_is_no_reading_how_others_are_read_and_in_which_zone(spark: SparkSession) -> None:
     own = [
-        {"filter": "gw/logs/#", "format": "none"}, {"filter": "py/+unit", "format": "python", "function": f"{__name__}:told"},
+        {"filter": "gw/logs/#", "format": "none"},
+        {"filter": "py/+unit", "format": "python", "function": f"{__name__}:own_decoder"},
         {"filter": "local/#", "time": "$.Time", "time_zone": "America/New_York"},
     ]  # fmt: skip
     settings = Settings.model_validate(

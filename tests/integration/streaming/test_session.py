@@ -1,4 +1,4 @@
-"""What a session of ours gives to its workers."""
+"""The settings that a session of Pulsebridge gives to its workers."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_mad
     house = fresh(spark, prepared, tmp_path, least=55)
     assert house.found("newest") == ["a 3 12.0 3 0", "b 3 70.0 6 0", "c 1 12.0 4 0"]
     house.do("rebuild", "keyed")
-    # a-1 of entry 0 fails now, the copy in entry 4 takes its place.
+    # a-1 of entry 0 fails now, the copy in entry 4 replaces it.
     assert house.found("keyed") == ["a 1 99.0 4 1", "b 2 60.0 0 2", "b 3 70.0 6 0"]
     assert house.found("newest") == ["a 1 99.0 4 1", "b 3 70.0 6 0"]
     house.take(4, 8, 1)

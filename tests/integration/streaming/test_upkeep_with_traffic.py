@@ -1,4 +1,4 @@
-"""Rebuild, replay and deletion by the job while devices publish; the job is killed in the midst of it and goes on."""
+"""Rebuild, replay and deletion by the job while devices publish; the job is killed during it and continues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos, pytest.ma
 
 
 class Traffic:
-    """Publishes messages of three elements until it is told to end; the element of device ``x`` is valid for nobody."""
+    """Publishes messages of three elements until it is stopped; the element of device ``x`` is valid for no table."""
 
     def __init__(self, topic: TestTopic) -> None:
         self.sent = 0

@@ -129,7 +129,7 @@ def test_h18_a_batch_cut_at_each_step_and_run_by_other_rules_has_each_row_in_exa
     assert sorted(good + bad) == list(range(10)), (good, bad)
 
 
-def test_h18_a_batch_is_appended_once_by_whoever_runs_it_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_h18_a_repeated_batch_is_appended_once_by_any_query(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(str(tmp_path / "table"), False)
     create(spark, table, struct_of("n int"))
     drivers = [Appends(table, "query"), Appends(table, "query")]
@@ -289,7 +289,7 @@ def test_unknown_fields_become_columns_with_one_type_and_what_does_not_fit_stays
     ]
 
 
-def test_unknown_fields_stop_a_table_that_says_so_and_nothing_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+def test_unknown_fields_stop_a_table_that_requests_it_and_nothing_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)
     with pytest.raises(TerminalError, match="in batch 0: measured: a message has fields that the table does not know"):

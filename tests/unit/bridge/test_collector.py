@@ -13,7 +13,7 @@ def _run(code: str) -> None:
 
 
 def test_what_stays_is_not_walked_over_until_it_is_let_go_of() -> None:
-    """A partition that was lost leaves all that it held, in cycles: it may not stay for good."""
+    """A lost partition leaves its objects in cycles: they must not stay in memory."""
     _run(
         """
         import gc, weakref

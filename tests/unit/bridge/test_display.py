@@ -92,8 +92,8 @@ def test_h38_rich_prints_the_text_and_not_its_markup(text: str) -> None:
 
 @given(anything)
 def test_h38_the_reason_of_a_dead_letter_is_printable_and_bounded(text: str) -> None:
-    _, told = dead_letter(b"x", topic="t", device="d", reason=f"no number: {text * 100}", at_us=1)
-    reason = told["pb.dead.reason"]
+    _, properties = dead_letter(b"x", topic="t", device="d", reason=f"no number: {text * 100}", at_us=1)
+    reason = properties["pb.dead.reason"]
     assert reason.isprintable()
     assert len(reason) <= 1000
 

@@ -58,7 +58,7 @@ def test_a_loop_that_does_not_turn_makes_it_sick_until_it_turns() -> None:
     assert health.verdict(STUCK_S + 2).healthy
 
 
-def test_a_loop_that_stands_by_may_wait_for_as_long_as_it_takes() -> None:
+def test_a_loop_on_standby_may_wait_without_a_limit() -> None:
     health = Health(STUCK_S)
     partition = health.part("partition 0", loop=True)
     partition.turned(0.0)

@@ -38,7 +38,7 @@ def test_json_lines_name_logger_level_time_and_event(capsys: pytest.CaptureFixtu
 def test_every_line_is_json_also_of_libraries_and_of_errors(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogSettings(format="json"))
     logging.getLogger("some.library").warning("retrying %s", "in vain")
-    logging.getLogger("some.library").info("nobody wants to know")
+    logging.getLogger("some.library").info("a detail")
     structlog.get_logger("ingest").info("plant ß 工場", topic="a\nb")
     try:
         raise ValueError("bad")
@@ -57,18 +57,18 @@ def test_every_line_is_json_also_of_libraries_and_of_errors(capsys: pytest.Captu
 
 def test_lines_for_people_have_no_colours_beside_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogSettings())
-    structlog.get_logger("ingest").warning("topic is blocked; mend it", topic="a/b")
+    structlog.get_logger("ingest").warning("topic is blocked; fix it", topic="a/b")
     logging.getLogger("some.library").error("broke")
     out = capsys.readouterr().out
     assert "\x1b" not in out
     first, second = out.splitlines()
-    for part in ("warning", "topic is blocked; mend it", "[ingest]", "topic=a/b"):
+    for part in ("warning", "topic is blocked; fix it", "[ingest]", "topic=a/b"):
         assert part in first
     assert "broke" in second
     assert "some.library" in second
 
 
-def test_below_the_level_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_line_is_logged_below_the_level(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(LogSettings(level="warning"))
     structlog.get_logger("push").info("healthy")
     structlog.get_logger("push").error("broken")
@@ -112,21 +112,21 @@ def test_every_event_is_shown_or_counted_and_few_are_remembered(
 ) -> None:
     roomy, small = Repeats(shown, 60, 10), Repeats(shown, 60, keys)
     now = 0.0
-    told = dict.fromkeys("abc", 0)
+    counted = dict.fromkeys("abc", 0)
     given_out = dict.fromkeys("abc", 0)
     for key, seconds in events:
         now += seconds
         given_out[key] += 1
         left_out = roomy.take(key, now)
         if left_out is not None:
-            told[key] += 1 + left_out
+            counted[key] += 1 + left_out
         small.take(key, now)
         assert len(small._seen) <= keys
     now += 61
     for key, count in given_out.items():
         left_out = roomy.take(key, now)
         assert left_out is not None
-        assert told[key] + left_out == count
+        assert counted[key] + left_out == count
 
 
 # --- what devices choose ---
@@ -137,7 +137,7 @@ anything = st.text(st.characters(exclude_categories=()), max_size=30) | st.sampl
 
 
 class Named:
-    """An object that a log call hands over as it is."""
+    """An object that a log call passes unchanged."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -159,10 +159,10 @@ def test_h38_an_event_is_one_printable_line_whatever_a_device_chose(
     assert len(lines) == 3  # two events, and nothing after the last line's end
     assert all(line.isprintable() for line in lines)
     if form == "json":
-        told = [json.loads(line) for line in lines[:2]]
-        assert told[0]["topic"] == printable(text)
-        assert told[0]["nested"] == {printable(text): [printable(text), [printable(text)] * 2]}
-        assert told[1]["event"] == printable(f"refused {text}")
+        records = [json.loads(line) for line in lines[:2]]
+        assert records[0]["topic"] == printable(text)
+        assert records[0]["nested"] == {printable(text): [printable(text), [printable(text)] * 2]}
+        assert records[1]["event"] == printable(f"refused {text}")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -231,14 +231,14 @@ def test_no_line_shows_a_secret(capsys: pytest.CaptureFixture[str], form: str) -
 # --- what the messages say ---
 
 _ACTION = re.compile(
-    r"\b(check|see|allow|mend|run|raise|lower|set|switch it off|look for|limit|start it|start again|report|do not delete"
+    r"\b(check|see|allow|run|raise|lower|set|switch it off|look for|limit|start it|start again|report|do not delete"
     r"|no action needed|action:)(?!\w)",
     re.IGNORECASE,
 )
 
 
-def _said() -> Iterator[tuple[str, ast.expr]]:
-    """Yield the place and the text of each WARNING and ERROR of the packages."""
+def _warnings() -> Iterator[tuple[str, ast.expr]]:
+    """Yield the location and the text of each WARNING and ERROR of the packages."""
     for package in ("bridge", "sources", "sinks", "streaming", "pulsebridge"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -252,9 +252,9 @@ def _said() -> Iterator[tuple[str, ast.expr]]:
 
 
 def test_every_warning_names_the_action_to_take() -> None:
-    """In its own words, or in those of an error of ours, whose remedy is part of its text."""
+    """In its own text, or in that of one of the product's errors, whose remedy is part of its text."""
     silent, count = [], 0
-    for place, text in _said():
+    for place, text in _warnings():
         count += 1
         words = " ".join(n.value for n in ast.walk(text) if isinstance(n, ast.Constant) and isinstance(n.value, str))
         passed_on = re.search(r"\b(advice|remedy|what_to_check|str\(e\))", ast.unparse(text))

@@ -87,7 +87,7 @@ def test_other_paths_and_methods_are_refused() -> None:
         assert refused.value.code == 405
 
 
-def test_h39_clients_that_drip_hold_few_threads_and_keep_no_probe_out() -> None:
+def test_h39_clients_that_send_slowly_use_few_threads_and_block_no_probe() -> None:
     (port,) = free_ports(1)
     with serving(MetricsSettings(port=port)), ExitStack() as opened:
         before = threading.active_count()

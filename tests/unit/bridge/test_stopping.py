@@ -1,4 +1,4 @@
-"""A process that is told to stop, and what of it does not: it ends all the same, with code 0."""
+"""A process that gets the order to stop ends with code 0, even if one of its threads does not end."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_the_defaults_keep_the_promise_of_25_seconds() -> None:
     assert Settings().push.drain_s + CLOSE_S <= 25
 
 
-def test_the_lock_of_the_event_that_is_set_may_be_held_by_the_main_thread() -> None:
-    """A handler would wait for it for ever: it runs on the very thread that holds it."""
+def test_a_signal_sets_the_event_while_the_main_thread_has_its_lock() -> None:
+    """A handler would wait for it without end: it runs on the thread that has the lock."""
     program = """
 import threading, time
 from bridge.stopping import stopping_on_signals

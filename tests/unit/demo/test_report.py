@@ -56,7 +56,7 @@ def test_the_page_says_what_the_fleet_is(page: str) -> None:
     assert "cut into parts of time" in page
 
 
-def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:
+def test_the_charts_show_the_run_with_its_kills(page: str) -> None:
     found = re.search(r"const specs = (\{.*?\});\nconst data = (\{.*?\});\n", page, re.DOTALL)
     assert found is not None
     specs, data = map(json.loads, found.groups())
@@ -68,7 +68,7 @@ def test_the_charts_hold_the_run_with_its_kills(page: str) -> None:
         assert "<path" in drawn
 
 
-def test_every_number_stands_there_with_how_it_is_got(page: str, verdict: Verdict) -> None:
+def test_every_number_is_shown_with_its_source(page: str, verdict: Verdict) -> None:
     assert "The audit passed" in page
     for number in verdict.numbers:
         assert f"<td>{number.name}</td>" in page

@@ -1,4 +1,4 @@
-"""What a run of the demo takes from the settings of its user."""
+"""The settings and the folder of a run of the demo."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.errors import ConfigError
 from pulsebridge.audit.tables import TABLES
 from pulsebridge.demo.plan import QUICK
 from pulsebridge.demo.run_folder import RunFolder
@@ -32,3 +33,11 @@ def test_the_demo_declares_its_tables_with_the_suite_of_the_run(tmp_path: Path) 
     assert list(pipeline.tables) == [name for name in TABLES if name != "quarantine"]
     suite = pipeline.tables["measurements"].suite
     assert Suites(settings.streaming.expectations).suite(suite or "").file.startswith(str(run.root))
+
+
+def test_a_folder_that_is_not_of_a_run_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no manifest"):
+        RunFolder(tmp_path).manifest()
+    RunFolder(tmp_path).manifest_file.write_text('{"v": 99}')
+    with pytest.raises(ConfigError, match="version 99"):
+        RunFolder(tmp_path).manifest()

@@ -58,7 +58,7 @@ def test_a_token_has_its_topics(authorization: list[bytes], topics: list[str] | 
         ("site//state", True),
     ],
 )
-def test_a_credential_speaks_for_what_its_filters_match(topic: str, ok: bool) -> None:
+def test_a_credential_is_valid_for_the_topics_that_its_filters_match(topic: str, ok: bool) -> None:
     assert allows(filters("plant/7/#", "site/+/state"), topic) is ok
 
 
@@ -77,7 +77,7 @@ ENTRIES = (
 )
 
 
-def test_a_certificate_speaks_for_the_topics_of_the_first_entry_that_fits() -> None:
+def test_a_certificate_is_valid_for_the_topics_of_the_first_matching_entry() -> None:
     names = certificate_names(CERTIFICATE)
     assert names == ("device-7", "d7.example", "urn:d7")
     assert shown(certificate_filters(names, ENTRIES, 1024)) == [

@@ -1,4 +1,4 @@
-"""HTTP requests into messages: what is told arrives unchanged, anything else is refused in words, nothing raises."""
+"""HTTP requests become messages: valid fields arrive unchanged, all else is refused with a text, nothing raises."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_topic_is_decoded_once_and_plus_is_no_space() -> None:
         ("/topics/" + "x" * 65_536, "65536 bytes, MQTT allows 65535"),
     ],
 )
-def test_topics_that_nobody_can_publish_to_are_refused(path: str, why: str) -> None:
+def test_topics_that_are_invalid_for_a_publish_are_refused(path: str, why: str) -> None:
     assert why in refusal(path)
 
 

@@ -1,4 +1,4 @@
-"""Ports are chosen seconds before a server binds them: nobody else may choose them meanwhile."""
+"""Ports are chosen seconds before a server binds them: no other process may choose them meanwhile."""
 
 from __future__ import annotations
 

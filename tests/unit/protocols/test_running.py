@@ -33,7 +33,7 @@ class Upper(asyncio.Protocol):
 
 
 class Recording(ProtocolHandler):
-    """Notes its phases in a list it shares with others; fails in the one it is told."""
+    """Notes its phases in a list it shares with others; fails in the given one."""
 
     def __init__(self, name: str = "upper", notes: list[str] | None = None, failing: str = "") -> None:
         self.name = name
@@ -131,7 +131,7 @@ def test_a_taken_port_fails_the_start_and_a_failing_close_hinders_no_other() -> 
 
 class Lacking(Recording):
     def initialize(self, settings: Settings) -> None:
-        import a_package_that_nobody_has  # noqa: F401
+        import a_package_that_does_not_exist  # noqa: F401
 
 
 def test_a_missing_package_of_a_handler_names_the_install_line() -> None:

@@ -1,4 +1,4 @@
-"""Whether the MQTT broker tells that nobody is subscribed: what it says when it is asked, and what it shows."""
+"""Whether the MQTT broker reports a missing subscriber: its answer to the probe, and its PUBACKs."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def parked_by_0x10() -> ResumingCore:
     return core
 
 
-def test_h31_a_broker_that_says_of_a_command_that_nobody_is_there_is_believed_unasked() -> None:
+def test_h31_a_broker_that_reports_no_subscriber_for_a_command_needs_no_probe() -> None:
     assert tried(parked_by_0x10(), NOW, NOBODY) > 3
 
 
 @pytest.mark.parametrize(("reason", "tells"), [(DENIED, True), (NOBODY, True), (0, False)])
-def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_told(reason: int, tells: bool) -> None:
+def test_a_refused_probe_keeps_the_answer_to_a_command_on_the_next_connection(reason: int, tells: bool) -> None:
     core = parked_by_0x10()
     tried(core, NOW, NOBODY)
     link = Asked()
@@ -104,7 +104,7 @@ def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_tol
     assert (tried(core, NOW + 3600 * SECOND, NOBODY) > 0) is tells
 
 
-def test_a_broker_that_does_not_let_us_ask_is_told_of_once_with_the_remedy(
+def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bridge.push.hearing._SAID", set())

@@ -1,4 +1,4 @@
-"""Devices that go while others are served, that live and do not answer, or of which nothing is heard for hours."""
+"""Devices that disconnect while others are served, that are online and do not answer, or that are silent for hours."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_receipt_that_comes_when_its_device_sleeps_ends_nothing() -> None:
     assert len(played.pushes_to("d")) == 2
 
 
-def test_h27_whoever_goes_while_it_waits_for_its_turn_is_not_served() -> None:
+def test_h27_a_device_that_disconnects_while_it_waits_for_its_turn_is_not_served() -> None:
     played = Played(replace(LIMITS, answers=False), confirmed, tells_absence=False)
     names = [*(f"o{n}" for n in range(60)), "last"]
     for name in names:
@@ -191,7 +191,7 @@ def test_devices_that_live_and_do_not_answer_leave_the_others_their_turns(silent
     assert played.core.mode_of("good") is Mode.LIVE
 
 
-def test_a_dead_letter_that_is_stored_late_holds_no_later_segment_back() -> None:
+def test_a_dead_letter_that_is_stored_late_delays_no_later_segment() -> None:
     def answers(played: Played, push: Push) -> None:
         confirmed(played, push)
         played.core.answered(push.position, b"", played.now, failed=False)
@@ -213,7 +213,7 @@ def test_a_dead_letter_that_is_stored_late_holds_no_later_segment_back() -> None
     assert played.core.pending == 0, "its id is stored, and it is acknowledged"
 
 
-def test_what_was_on_its_way_to_the_dead_letters_when_its_device_went_holds_no_segment_back() -> None:
+def test_a_command_in_flight_to_the_dead_letters_when_its_device_left_delays_no_segment() -> None:
     def answers(played: Played, push: Push) -> None:
         if push.position.entry == 0:
             played.core.unfit(push.number, "too large")

@@ -105,7 +105,7 @@ def test_an_answer_may_be_faster_than_the_puback() -> None:
     assert core.awaited == 0
 
 
-def test_without_an_answer_the_command_goes_again_marked_and_nobody_else_waits() -> None:
+def test_without_an_answer_the_command_is_resent_marked_and_no_other_device_waits() -> None:
     core = a_core(replace(LIMITS, window=1))
     core.arrived(position(1), command(1, "silent"), NOW)
     core.arrived(position(2), command(2, "silent"), NOW)

@@ -122,7 +122,7 @@ def test_the_next_command_of_a_device_waits_for_its_stored_cursor_and_others_do_
 
 
 @pytest.mark.parametrize("reason", [0x80, 0x87, 0x97])
-def test_a_refused_command_is_tried_again_later_and_delays_nobody_else(reason: int) -> None:
+def test_a_refused_command_is_retried_later_and_delays_no_other_device(reason: int) -> None:
     core = a_core()
     core.arrived(position(1), command(1, "a"), NOW)
     push = only(core.take(NOW))

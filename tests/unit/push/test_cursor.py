@@ -157,7 +157,7 @@ def test_a_cursor_with_all_ids_in_it_is_read_as_well() -> None:
         max_size=SURE,
     )
 )
-def test_what_the_broker_confirmed_lately_survives_encoding(
+def test_recent_confirmations_of_the_broker_survive_encoding(
     rows: list[tuple[int, int, int, int, int]],
 ) -> None:
     cursor = Cursor(8)

@@ -35,7 +35,7 @@ def given_again(number: int) -> Taken:
 
 
 class Log:
-    """The Pulsar of one partition: keeps what it is told, and confirms a write in the turn after."""
+    """The Pulsar of one partition: stores each write, and confirms it in the next turn."""
 
     def __init__(self) -> None:
         self.acknowledged: list[MessageId] = []
@@ -52,7 +52,7 @@ class Log:
 
 
 class Room:
-    """Counts what the gate was told is not held any more."""
+    """Counts the releases that the budget receives."""
 
     def __init__(self) -> None:
         self.messages = self.bytes = 0

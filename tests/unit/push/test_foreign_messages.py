@@ -237,7 +237,7 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
 
 
 class Broken:
-    """A client whose consumers and readers end in an error that nobody has foreseen."""
+    """A client whose consumers and readers end in an unexpected error."""
 
     def consumer(self, *_args: object, **_more: object) -> Broken:
         return self
@@ -253,7 +253,7 @@ class Broken:
         pass
 
 
-def test_whatever_ends_a_thread_beside_the_session_is_told() -> None:
+def test_an_error_that_ends_a_thread_beside_the_session_is_reported() -> None:
     client, failed = cast(PulsarClient, Broken()), list[Exception]()
     puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, held_bytes=1)
     puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
@@ -267,7 +267,7 @@ def test_whatever_ends_a_thread_beside_the_session_is_told() -> None:
 
 
 @pytest.mark.parametrize("place", [f"{2**63}:0:-1", "-1:0:-1", f"0:{2**63}:-1", f"0:0:{2**31}", "0:0:-2"])
-def test_a_payload_stands_where_pulsar_can_have_one(place: str) -> None:
+def test_a_reference_to_a_payload_outside_pulsars_positions_is_refused(place: str) -> None:
     entry = Command("c", "d", "t", b"", ref=GroupRef("g", "c", CommandPosition(1, 2, -1), 6))
     properties = encode_command(entry)
     assert decode_command(properties, b"") == entry

@@ -244,7 +244,7 @@ EVENTS = ("join", "join", "leave", "be_known", "follow", "write", "write", "rece
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=80),
     st.sampled_from([1, 2, 100]),
 )
-def test_whoever_is_in_a_group_gets_its_open_commands_in_order_wherever_the_expander_dies(
+def test_each_member_of_a_group_gets_its_open_commands_in_order_wherever_the_expander_dies(
     played: list[tuple[str, int]], chunk: int
 ) -> None:
     world = GroupWorld(chunk=chunk)
@@ -341,7 +341,7 @@ def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_noth
         again.take("nonsense", b"{}")
 
 
-def test_all_that_stands_in_a_roster_is_written_once_more_as_it_is_by_then() -> None:
+def test_all_records_of_a_roster_are_rewritten_with_their_current_values() -> None:
     expander, membership, roster = an_expander("d1", "d2", "d3")
     list(expander.arrived(place(1), command(cause="rule/1"), 1, 1))
     membership.put("a", "d2", member=False)

@@ -1,4 +1,4 @@
-"""The expander's side of Pulsar where Pulsar answers late, or not at all, or somebody else writes."""
+"""The expander's side of Pulsar with late, missing and foreign writes."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_a_write_that_pulsar_never_answers_ends_the_session_and_names_its_topic(
     assert told.value.remedy
 
 
-def test_a_write_without_an_answer_holds_no_process_that_is_to_end() -> None:
+def test_a_write_without_an_answer_does_not_delay_a_stop() -> None:
     with pytest.raises(Stopped):
         group_log(RosterTopic(silent=True), lambda: True).read()
 
 
-def test_what_is_stored_though_nobody_was_told_is_known_to_the_next_session(
+def test_a_write_that_is_stored_without_a_receipt_is_known_to_the_next_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bridge.push.groups.log._ANSWER_PATIENCE_S", 0.0)

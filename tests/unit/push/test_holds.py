@@ -23,7 +23,7 @@ def held_from(log: list[int], start: int) -> Iterator[Held]:
 
 
 @given(keys, st.data())
-def test_h24_a_hold_moves_to_what_compaction_took_away_last_and_never_beyond_the_horizon(
+def test_h24_a_retention_subscription_moves_to_the_last_compacted_entry_and_never_beyond_the_horizon(
     log: list[int], data: st.DataObject
 ) -> None:
     horizon = data.draw(st.integers(0, len(log)))
@@ -42,7 +42,7 @@ def counted(taken: list[Place], start: int = 0) -> Iterator[Held]:
         yield one
 
 
-def test_no_more_is_taken_from_the_hold_than_the_view_reaches() -> None:
+def test_no_entry_beyond_the_view_is_read_from_the_retention_subscription() -> None:
     """Beyond the present end the next message would have to be waited for."""
     taken: list[Place] = []
     assert [one.place for one in compacted_away([place(3), place(4)], counted(taken))][-1] == place(2)
@@ -58,7 +58,9 @@ def test_whether_anything_was_compacted_away_is_known_with_the_first_that_was() 
 
 
 @given(keys, st.data())
-def test_h24_a_hold_never_passes_a_message_that_is_the_last_of_its_key(log: list[int], data: st.DataObject) -> None:
+def test_h24_a_retention_subscription_never_passes_the_last_message_of_a_key(
+    log: list[int], data: st.DataObject
+) -> None:
     horizon = data.draw(st.integers(0, len(log)))
     last = {key: n for n, key in enumerate(log[:horizon])}
     kept = [n for n in range(len(log)) if n >= horizon or last[log[n]] == n]
@@ -70,13 +72,13 @@ def test_h24_a_hold_never_passes_a_message_that_is_the_last_of_its_key(log: list
     assert not is_before(place(kept[0]), place(start)), "it never goes back"
 
 
-def test_within_one_entry_a_hold_stays_where_it_is() -> None:
+def test_within_one_entry_a_retention_subscription_does_not_move() -> None:
     assert not is_before((1, 5, 0), (1, 5, 7))
     assert is_before((1, 5, 7), (1, 6, 0))
     assert is_before((1, 5, -1), (2, 0, -1))
 
 
-def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_again_for_six_hours() -> None:
+def test_an_owner_is_asked_for_records_a_day_old_or_passed_and_not_again_for_six_hours() -> None:
     ages, hour = Ages(), 3600.0
     now = 1_000 * hour
 

@@ -1,4 +1,4 @@
-"""H23: what a former owner wrote late is told apart from what its successor wrote, also once that was compacted away."""
+"""H23: late records of a former owner are distinguished from those of its successor, also after their compaction."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
     assert written == [given]
 
 
-def test_the_term_is_written_again_behind_all_that_has_stood_for_long_and_before_what_was_lost() -> None:
+def test_the_term_is_rewritten_after_all_old_records_and_before_lost_ones() -> None:
     """Behind it another one's record is late: it may not be put behind such a one before our own word is."""
     cursors = {f"d{number}": cursor_at(1) for number in range(50)}
     core, log = ResumingCore(0, Limits(), cursors, None), Log("us")

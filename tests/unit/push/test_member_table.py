@@ -68,7 +68,7 @@ class View:
 
 
 class Quiet:
-    """A topic to which nobody writes."""
+    """A topic without a writer."""
 
     def has_message_available(self) -> bool:
         return False
@@ -127,7 +127,7 @@ def test_a_process_that_is_to_end_waits_for_no_membership() -> None:
 
 
 class Followed:
-    """The log of a table behind its view; ``hides`` messages come only when they are asked for once more each."""
+    """The log of a table behind its view; ``hides`` messages come only after a second request each."""
 
     def __init__(self, count: int, hides: int = 0) -> None:
         self._left = [Record(100 + number) for number in range(count)]
@@ -188,7 +188,7 @@ def test_all_that_was_written_before_is_taken_however_slowly_it_comes(
     assert membership.members("presses") >= {"d100", "d101", "d102"}
 
 
-def test_a_membership_that_does_not_come_is_told_and_holds_no_process_that_is_to_end(
+def test_a_membership_that_does_not_load_is_reported_and_does_not_delay_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.0)

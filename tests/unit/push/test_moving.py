@@ -38,7 +38,7 @@ def position(number: int) -> CommandPosition:
 
 @dataclass
 class Stand:
-    """One device, and a Pulsar that does at once what it is told."""
+    """One device, and a Pulsar that performs each action at once."""
 
     now: int = 1_000_000 * SECOND
     there: bool = True
@@ -132,8 +132,8 @@ class Stand:
         return {one.position.entry: one.place is not None for _, all_of in owner._all_parked() for one in all_of}
 
 
-def test_h30_what_was_moved_is_there_still_when_it_was_stored_anew_with_what_is_moved_next() -> None:
-    """The cursors topic was deleted and made anew, and what waits for the device is gathered in new segments."""
+def test_h30_relocated_commands_survive_when_they_are_stored_again_with_the_next_relocation() -> None:
+    """The cursors topic was deleted and re-created, and the parked commands of the device go into new segments."""
     stand = Stand()
     stand.leave()
     stand.commands(10)
@@ -149,7 +149,7 @@ def test_h30_what_was_moved_is_there_still_when_it_was_stored_anew_with_what_is_
     assert stand.stored() == dict.fromkeys(range(16), True)
 
 
-def test_h30_what_stood_with_what_is_moved_goes_into_segments_of_256_at_most() -> None:
+def test_h30_relocated_commands_go_into_segments_of_256_at_most() -> None:
     stand = Stand()
     stand.leave()
     stand.commands(200)
@@ -167,7 +167,7 @@ def test_h30_what_stood_with_what_is_moved_goes_into_segments_of_256_at_most() -
     assert len(stand.segments) <= 5
 
 
-def test_h27_h30_what_is_asked_for_and_stands_as_a_copy_alone_is_there_still_when_the_rest_is_moved() -> None:
+def test_h27_h30_a_requested_command_that_exists_only_as_a_copy_survives_the_relocation_of_the_rest() -> None:
     stand = Stand()
     stand.commands(10)
     assert not stand.segments
@@ -203,8 +203,8 @@ def test_h30_what_former_owners_stored_in_segments_that_overlap_stays_when_some_
     ]
 
 
-def test_h27_h30_no_segment_names_a_copy_of_what_is_settled_when_that_is_sent_once_more() -> None:
-    """Of the segments that stand side by side where an owner died in the midst of a move, each is stored anew."""
+def test_h27_h30_no_segment_names_a_copy_of_a_settled_command_that_is_sent_again() -> None:
+    """An owner died during a relocation; each of the segments that remain side by side is stored again."""
     stored = {
         "old": [ParkedId(position(1))],
         "new": [ParkedId(position(n), unsure=n == 0, place=position(1000 + n)) for n in range(300)][:256],

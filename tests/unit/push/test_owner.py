@@ -81,7 +81,9 @@ def test_h42_an_error_that_one_message_provoked_ends_the_session_and_is_tried_ag
 
 
 @pytest.mark.parametrize("error", [TerminalError("t"), DeniedError("d"), RefusedError("r"), TerminatedError("e")])
-def test_what_somebody_has_to_change_ends_the_process(monkeypatch: pytest.MonkeyPatch, error: PulsebridgeError) -> None:
+def test_an_error_that_needs_a_change_by_the_operator_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, error: PulsebridgeError
+) -> None:
     one, failed = owning(monkeypatch, error)
     one.join()
     assert failed == [error]

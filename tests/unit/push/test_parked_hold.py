@@ -13,7 +13,7 @@ def position(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def test_h25_the_hold_goes_forward_once_and_back_when_something_is_wanted_again() -> None:
+def test_h25_the_retention_subscription_moves_forward_once_and_back_when_commands_are_needed_again() -> None:
     hold = ParkedHold(None)
     assert hold.look(None) is None
     assert hold.look(position(5)) == position(5)
@@ -33,7 +33,7 @@ def test_h25_the_hold_goes_forward_once_and_back_when_something_is_wanted_again(
     st.integers(0, 30),
     st.lists(st.tuples(st.sampled_from(["look", "unclear", "back", "stale"]), st.integers(0, 40)), max_size=40),
 )
-def test_h25_after_a_look_the_hold_stands_where_it_was_put_back_though_a_former_owner_moved_it(
+def test_h25_after_a_check_the_retention_subscription_is_reset_although_a_former_owner_moved_it(
     horizon: int, events: list[tuple[str, int]]
 ) -> None:
     """``stale``: the former owner goes on and moves the hold, to nothing that it cannot know."""

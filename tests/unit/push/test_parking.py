@@ -102,7 +102,7 @@ MOVES = (
 @example(29, False)  # copies stood with what was not moved, in a segment of which the second half was moved then
 @example(26, False)
 @example(55, True)
-@example(2471, True)  # died in the midst of a move, and what had been settled was asked for once more
+@example(2471, True)  # died during a relocation, and settled commands were requested again
 def test_h30_no_long_walk_of_absent_devices_loses_what_is_moved(seed: int, answers: bool) -> None:
     walk = random.Random(seed)
     played = [(walk.choice(MOVES), walk.randrange(1000)) for _ in range(400)]
@@ -196,7 +196,7 @@ def test_a_device_that_is_parked_since_it_does_not_answer_is_waited_for_no_more(
     assert core.settled
 
 
-def test_h31_an_absence_that_is_older_than_the_last_sign_of_life_parks_nobody() -> None:
+def test_h31_an_absence_older_than_the_last_sign_of_life_parks_no_device() -> None:
     core = a_core()
     core.alive("d", NOW)
     core.gone("d", NOW - SECOND, NOW)  # the will of the former connection
@@ -274,7 +274,7 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_do
         places[position(number)] = command(number, f"d{number}")
     for place, one in places.items():
         core.arrived(place, one, NOW)
-    core.presence = Presence()  # as after a restart: nobody has heard of them
+    core.presence = Presence()  # as after a restart: without any sign of them
     core.link_up(tells_absence=True)
     now, probed, got = NOW, list[str](), dict[str, int]()
     for turn in range(600):
@@ -358,7 +358,7 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
 
 def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> None:
     core = PartitionCore(3, BROKER, {}, None)
-    core.link_up()  # this broker does not tell absence: nobody is probed
+    core.link_up()  # this broker does not report absence: no device is probed
     for number, name in enumerate(("a", "b")):
         core.gone(name, NOW, NOW)
         core.arrived(position(number), command(number, name), NOW)
@@ -468,7 +468,7 @@ def test_h30_what_goes_beyond_the_bytes_makes_room_for_itself_and_for_what_was_t
     assert core.mode_of("other") is Mode.LIVE
 
 
-def test_h26_what_is_parked_twice_is_sent_again_when_one_of_both_says_so() -> None:
+def test_h26_a_command_parked_twice_is_resent_if_one_of_both_copies_requires_it() -> None:
     plain, unsure = ParkedId(position(1), 0, maybe_seen=False), ParkedId(position(1), 0, True, True)
     for segments in ({"a": [plain], "b": [unsure]}, {"a": [unsure], "b": [plain]}):
         assert list(Parked.loaded(segments, BEFORE_ALL)) == [unsure]
@@ -521,7 +521,7 @@ def served(core: PartitionCore, cursors: dict[str, bytes], now: int) -> list[Pus
 
 @pytest.mark.parametrize("stored", [0, 1, 2])
 def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stored: int) -> None:
-    """``stored``: how many of the writes of parking are stored before it dies once more."""
+    """``stored``: how many of the writes of parking are stored before it dies a second time."""
     cursors: dict[str, bytes] = {}
     core = successor(cursors, BROKER, NOW)
     for number in range(3):
@@ -530,7 +530,7 @@ def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stor
         core.confirmed(push.number, 0, NOW + number)
         assert stored_as(core, core.take(NOW + number), cursors, 1) == 1
     now = NOW + SECOND
-    core = successor(cursors, BROKER, now)  # the first has died: nobody knew that the device is away
+    core = successor(cursors, BROKER, now)  # the first has died before it knew that the device is offline
     assert core.keeps_from(now) == position(0)
     core.alive("d", NOW)  # it was there when it had the first
     assert core.keeps_from(now) == position(1)
@@ -545,7 +545,7 @@ def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stor
         stored_as(core, core.take(now), cursors, left)
     core = successor(cursors, BROKER, now)
     core.gone("d", now, now)
-    assert core.parked == (3 if stored == 0 else 2)  # what was heard of it is not stored with the first write
+    assert core.parked == (3 if stored == 0 else 2)  # its sign of life is not stored with the first write
     core.alive("d", now + 1)
     pushed = served(core, cursors, now + 1)
     assert [p.position.entry for p in pushed] == list(range(0 if stored == 0 else 1, 3))
@@ -567,7 +567,7 @@ def test_h26_what_was_confirmed_before_a_sign_of_life_is_not_sent_again() -> Non
     assert core.parked == 1
 
 
-def test_h30_what_was_confirmed_long_ago_holds_nothing_back() -> None:
+def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
     core = a_core(BROKER)
     core.arrived(position(0), command(0), NOW)
     (push,) = of(Push, core.take(NOW))
@@ -583,7 +583,7 @@ def test_h30_what_was_confirmed_long_ago_holds_nothing_back() -> None:
     assert core.keeps_from(later) > position(0)  # type: ignore[operator]
 
 
-def test_h26_the_hold_keeps_what_a_later_owner_may_push_again() -> None:
+def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_push_again() -> None:
     core = a_core(BROKER)
     core.arrived(position(0), command(0), NOW)
     (push,) = of(Push, core.take(NOW))
@@ -651,7 +651,7 @@ def test_a_late_answer_settles_what_was_pulled_already_and_one_that_failed_only_
     assert not core.answered(position(7), b"?", now, failed=False)
 
 
-def test_h31_a_sign_that_is_older_than_the_absence_wakes_nobody() -> None:
+def test_h31_a_sign_older_than_the_absence_wakes_no_device() -> None:
     core = a_core()
     now = parked_unanswered(core)
     core.alive("d", now - 5 * SECOND)
@@ -736,7 +736,7 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
 def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the_device_went_again(
     gone_again: bool,
 ) -> None:
-    """Behind a broker that takes commands for nobody there is no probe."""
+    """With a broker that accepts commands without a subscriber there is no probe."""
     core, cursors = PartitionCore(3, BROKER, {}, None), dict[str, bytes]()
     core.link_up()
     core.gone("d", NOW, NOW)
@@ -855,7 +855,7 @@ def test_devices_are_tried_in_the_order_of_the_log_and_each_comes_to_its_turn() 
     assert sum(one > two for one, two in pairwise(tried)) <= 5
 
 
-def test_presence_forgets_whom_it_heard_of_least_lately() -> None:
+def test_presence_evicts_the_device_with_the_oldest_sign() -> None:
     presence = Presence(most_bytes=900)
     for device in ("a", "b", "c"):
         presence.gone(device, 5)
@@ -916,7 +916,7 @@ def test_what_had_expired_and_is_not_in_pulsar_any_more_has_no_receipt_that_says
     assert (row.receipt.state, row.receipt.reason) == ("expired", "")
 
 
-def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() -> None:
+def test_h11_parked_commands_are_stored_again_when_the_cursors_topic_was_deleted() -> None:
     core = a_core()
     core.gone("d", NOW, NOW)
     for number in range(300):
@@ -934,7 +934,7 @@ def test_h11_what_is_parked_is_stored_anew_when_the_cursors_topic_was_deleted() 
     assert core.parked == 300
 
 
-def test_h31_devices_whose_ids_are_stored_anew_sleep_on_and_an_older_sign_of_life_wakes_none() -> None:
+def test_h31_devices_whose_ids_are_stored_again_stay_parked_and_an_older_sign_of_life_wakes_none() -> None:
     names = [f"d{number}" for number in range(2500)]
     core = away(LIMITS, names)
     now, _ = store_ids(core, NOW + SECOND)
@@ -945,7 +945,7 @@ def test_h31_devices_whose_ids_are_stored_anew_sleep_on_and_an_older_sign_of_lif
     now, stored = store_ids(core, now)
     assert sorted(stored) == sorted(names)
     assert (core.parked_devices, core.devices) == (2500, 0)
-    core.presence = Presence()  # which forgets whom it heard of least lately
+    core.presence = Presence()  # which evicts the device with the oldest sign
     core.alive("d7", NOW - 1)
     assert core.mode_of("d7") is Mode.PARKED
     core.alive("d7", NOW + 1)

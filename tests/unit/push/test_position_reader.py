@@ -1,4 +1,4 @@
-"""A reader is begun anew where that is cheaper than to read on, by what both cost lately."""
+"""A reader is re-created if that is cheaper than to read on, by the recent cost of both."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read(reader: PositionReader, *positions: CommandPosition) -> None:
 
 
 @pytest.mark.parametrize(("opening", "opened"), [(0.012, 20), (0.5, 0)])
-def test_what_stands_between_is_read_where_a_new_reader_costs_more(
+def test_entries_in_between_are_read_if_a_new_reader_costs_more(
     opening: float, opened: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(5000, opening=opening, entry=0.0005)
@@ -155,7 +155,7 @@ def test_a_time_in_which_nothing_came_teaches_nothing(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_h25_what_is_there_is_not_gone_because_a_broker_that_restarted_says_so(
+def test_h25_existing_entries_are_not_reported_lost_by_a_restarted_broker(
     shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = Log(10, opening=0.05, entry=0.001)

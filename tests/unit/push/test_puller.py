@@ -98,7 +98,7 @@ def read_together(orders: list[Pull]) -> tuple[list[Pulled], Topic]:
     return found, topic
 
 
-def test_it_reads_on_when_what_it_gave_is_not_held_any_more(posted: queue.SimpleQueue[Pulled]) -> None:
+def test_it_reads_on_when_its_messages_are_released(posted: queue.SimpleQueue[Pulled]) -> None:
     one = puller(posted)
     assert some(posted, 3) == [0, 1, 2]
     one.gave(SIZE)
@@ -145,14 +145,14 @@ def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
     assert sorted(topic.begun) == [10, 50_000], "a reader for each of the two"
 
 
-def test_who_is_heard_of_while_it_is_tried_gets_its_commands_in_order() -> None:
+def test_a_device_with_a_sign_of_life_during_its_probe_gets_its_commands_in_order() -> None:
     orders = [order("first", 10), order("a", 20, unheard=True), order("b", 15, unheard=True), order("a", 21)]
     found, _ = read_together(orders)
     assert [p.position.entry for p in found if p.pull.device == "a"] == [20, 21]
 
 
 TRIED = st.sampled_from([(True,), (True, False), (True, False, False), (False, False)])
-"""The orders of one device since it woke, and whether nobody had heard of it at each."""
+"""The orders of one device since it woke, and whether it had given no sign of life at each."""
 
 
 @given(st.lists(TRIED, min_size=1, max_size=3), st.permutations(range(9)), st.data())

@@ -1,4 +1,4 @@
-"""What push shows of its partitions and of the lag that Pulsar tells."""
+"""What push shows of its partitions and of the lag that Pulsar reports."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_times_are_taken_from_receipts_of_delivered_commands() -> None:
     assert registry.get_sample_value("pulsebridge_push_receipts_total", {"state": "delivered"}) == 2
 
 
-def test_a_core_tells_its_devices_those_that_refuse_and_the_oldest_command() -> None:
+def test_a_core_reports_its_devices_those_that_refuse_and_the_oldest_command() -> None:
     core = PartitionCore(0, Limits(), {}, None)
     core.link_up()
     assert (core.devices, core.held_back, core.oldest_emitted_us) == (0, 0, 0)

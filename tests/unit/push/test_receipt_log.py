@@ -1,4 +1,4 @@
-"""Receipt rows over a Pulsar that fails now and then: each is stored, in order, and none is told of before it is."""
+"""Receipt rows over a Pulsar that fails at times: each is stored, in order, and confirmed only after that."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class World:
 
 
 @given(st.lists(st.sampled_from(["write", "turn", "store", "lose", "store and lose", "away", "back"]), max_size=60))
-def test_every_row_is_stored_in_order_and_told_of_once(steps: list[str]) -> None:
+def test_every_row_is_stored_in_order_and_confirmed_once(steps: list[str]) -> None:
     world, written = World(), []
     for step in steps:
         if step == "write":
@@ -128,7 +128,7 @@ def test_who_may_not_write_receipts_hears_of_it() -> None:
         world.turn()
 
 
-def test_an_opening_that_ends_in_an_error_that_nobody_has_foreseen_is_told() -> None:
+def test_an_unexpected_error_while_opening_is_reported() -> None:
     world = World()
     world.refuses = LookupError("unforeseen")
     world.log.write("p", "d", b"row", b"row")

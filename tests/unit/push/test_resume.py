@@ -80,7 +80,7 @@ def test_h27_no_long_walk_with_resumes_loses_or_reorders(seed: int, limits: Limi
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([BROKER, DEVICE]), st.sampled_from([{}, {"resume_max": 5}]))
 @pytest.mark.long
-def test_h24_what_is_written_once_more_leaves_no_record_where_it_is_and_says_the_same(
+def test_h24_a_rewrite_replaces_every_record_with_an_equal_one(
     seed: int, limits: Limits, changes: dict[str, int]
 ) -> None:
     walk = random.Random(seed)

@@ -1,4 +1,4 @@
-"""What a device is told that names the place to go on from, and what becomes of what it is told."""
+"""Answers to a device that names the position to resume from, and what becomes of these answers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Clock:
 
 
 def asking(link: Connection, log: Requests, devices: str) -> tuple[ResumingCore, Doing]:
-    """A partition that is asked, once for each of ``devices``, what cannot be read: each is told so."""
+    """A partition that gets an unreadable request of each of ``devices``: each gets an error."""
     names = {*devices, *(f"b{number}" for number in range(9))}
     cursors = {name: Cursor(8, place(0)) for name in names}
     core = ResumingCore(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), cursors, None)

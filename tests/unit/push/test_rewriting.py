@@ -1,4 +1,4 @@
-"""What has stood for long is written once more, without haste: no more than Pulsar takes, and nobody waits for it."""
+"""Old records are rewritten slowly: no more than Pulsar accepts, and no device waits for it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class World:
                 self.log.unanswered = 0
 
 
-def test_what_has_stood_for_long_waits_while_pulsar_does_not_answer() -> None:
+def test_old_records_wait_while_pulsar_does_not_answer() -> None:
     world = World(2000)
     world.turns(60, answered=False)
     waiting = world.log.unanswered
@@ -95,9 +95,7 @@ def test_what_has_stood_for_long_waits_while_pulsar_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize(("devices", "parked"), [(1000, 0), (100, 1000), (12, 10_000)])
-def test_what_has_stood_for_long_is_written_at_a_megabyte_a_second_however_much_a_device_has(
-    devices: int, parked: int
-) -> None:
+def test_old_records_are_written_at_a_megabyte_a_second_however_much_a_device_has(devices: int, parked: int) -> None:
     world = World(devices, parked)
     segments = devices * -(-parked // 256)
     for second in range(1, 31):
@@ -118,7 +116,7 @@ def test_who_drains_begins_nothing_that_may_wait() -> None:
     assert len(world.log.records) == before > 0
 
 
-def test_ids_of_nobody_are_removed_unless_their_device_is_there_again() -> None:
+def test_ids_of_unknown_devices_are_removed_unless_the_device_is_known_again() -> None:
     world = World(3)
     world.rewriting.drain()
     world.log.records.clear()  # of our term, which is not to be the oldest one

@@ -28,7 +28,7 @@ REF = GroupRef("g", "g-1", GROUP, 7)
 
 
 class Connection:
-    """Keeps what is published, and confirms it when it is told to."""
+    """Keeps published commands, and confirms them on request."""
 
     client_id = "push"
     connected = True
@@ -58,7 +58,7 @@ class Connection:
 
 
 class Written:
-    """The Pulsar of one partition: stores what it is told at the end of a turn."""
+    """The Pulsar of one partition: stores each write at the end of a turn."""
 
     partition = 0
 

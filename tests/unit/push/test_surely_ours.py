@@ -42,4 +42,4 @@ def test_the_broker_is_asked_now_and_then_and_not_when_nothing_was_written() -> 
     sure.asked(2, second, 15.0)
     sure.lost()
     assert sure.question(second, 16.0) is None
-    assert sure.question(second, 20.0) is second  # on the next connection it is asked once more
+    assert sure.question(second, 20.0) is second  # on the next connection it is asked again

@@ -141,7 +141,7 @@ def test_a_good_command_outlasts_any_number_of_brokers_that_die(kind: str) -> No
 
 
 def test_a_broker_that_closes_at_everything_loses_no_command() -> None:
-    """Such as one of MQTT 3.1.1 that has taken our rights away: it is mended, and then they go."""
+    """Such as one of MQTT 3.1.1 that has revoked our rights: after the fix the commands leave."""
     shell = Shell()
     shell.arrives("a", "b")
     for _ in range(100):
@@ -158,7 +158,7 @@ def test_a_broker_that_closes_at_everything_loses_no_command() -> None:
     assert sorted(delivered) == ["a", "b"]
 
 
-def test_one_that_is_not_answered_holds_the_others_for_a_moment_only() -> None:
+def test_a_command_without_a_confirmation_delays_the_others_only_briefly() -> None:
     shell = Shell()
     shell.arrives("silent", "a")
     shell.pushes()

@@ -21,7 +21,7 @@ def test_a_command_is_traced_by_its_id_by_its_device_or_with_all(wanted: str, tr
     assert (traces.step(at(1), 11 * SECOND) is not None) == traced
 
 
-def test_each_step_tells_its_time_and_the_milliseconds_since_the_one_before() -> None:
+def test_each_step_shows_its_time_and_the_milliseconds_since_the_previous_one() -> None:
     traces = Traces("all")
     traces.begin(at(1), "c-1", "d", 10 * SECOND)
     first = traces.step(at(1), 10 * SECOND + 1500)
@@ -40,7 +40,7 @@ def test_each_step_tells_its_time_and_the_milliseconds_since_the_one_before() ->
     assert unknown["ms"] is None
 
 
-def test_a_cursor_tells_of_each_command_that_it_covers_once() -> None:
+def test_a_cursor_shows_each_command_that_it_covers_once() -> None:
     traces = Traces("d")
     for number in (1, 2, 3):
         traces.begin(at(number), f"c-{number}", "d")

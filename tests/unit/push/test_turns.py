@@ -1,4 +1,4 @@
-"""Whoever waits for its parked commands has its turn, and those that are back have theirs in the order of the log."""
+"""Each device that waits for its parked commands gets a turn; reconnected devices in the order of the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_round_goes_through_the_log_once(heads: list[int]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=60, max_size=60))
-def test_nobody_waits_for_ever_though_others_come_again_at_once(steps: list[tuple[int, int]]) -> None:
+def test_no_device_waits_for_ever_although_others_return_at_once(steps: list[tuple[int, int]]) -> None:
     turns, waits = Turns(), dict.fromkeys(("far", "unheard"), 0)
     for name in ("far", "unheard"):
         turns.add(a_device(name, probing=name == "unheard"), at(30))
@@ -49,7 +49,7 @@ def test_nobody_waits_for_ever_though_others_come_again_at_once(steps: list[tupl
     assert 0 < waits["far"] <= 8, "one round, and a turn of the other"
 
 
-def test_who_is_heard_of_waits_with_those_that_are_back_and_once() -> None:
+def test_a_device_with_a_sign_of_life_waits_once_with_the_reconnected_devices() -> None:
     turns = Turns()
     for number in range(20):
         turns.add(a_device(f"{number}", probing=True), at(number))

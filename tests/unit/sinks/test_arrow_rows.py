@@ -1,4 +1,4 @@
-"""What Spark holds and Python has no value for: it costs its row, in every sink, and never the task."""
+"""Values of Spark that Python lacks: they make a bad row, in every sink, and never fail the task."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_text_within_maps_and_arrays_is_looked_at_as_well() -> None:
     _, bad, _ = read([batch(columns | {"__messageProperties": pairs})])
     assert isinstance(bad, BadRow)
     assert bad.problem.field == "__messageProperties"
-    assert bad.properties == {"2": "d\\xff\\xfe"}, "what it says, for whoever reads the letter"
+    assert bad.properties == {"2": "d\\xff\\xfe"}, "its text, for the reader of the letter"
     assert (bad.payload, bad.key) == (b"2", "2")
 
     user = pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays([THREE, broken_text()], ["name", "value"]))

@@ -24,8 +24,8 @@ def test_a_row_puts_a_device_into_a_group_or_takes_it_out() -> None:
         {"group": "g", "device": "d", "member": True},
         {"group": "g", "device": "d", "member": False},
     )
-    told = [member_of(m.key or "", m.payload or b"") for m in found if isinstance(m, PulsarMessage)]
-    assert told == [("g", "d", True), ("g", "d", True), ("g", "d", False)]
+    members = [member_of(m.key or "", m.payload or b"") for m in found if isinstance(m, PulsarMessage)]
+    assert members == [("g", "d", True), ("g", "d", True), ("g", "d", False)]
     assert [m.payload is None for m in found] == [False, False, True], "the end is a tombstone"
 
 

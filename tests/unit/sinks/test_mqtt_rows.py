@@ -33,7 +33,7 @@ def read(plan: Plan, *rows: dict[str, Any]) -> list[Publish | BadRow]:
     )
 
 
-def test_a_row_is_the_publish_that_it_tells() -> None:
+def test_a_row_becomes_the_publish_that_it_describes() -> None:
     user = [{"name": "n", "value": "1"}, {"name": "n", "value": "2"}]
     whole = {"qos": 2, "retain": True, "content_type": "c", "response_topic": "r", "correlation_data": b"\0",
              "user_properties": user, "payload_format": 1, "expiry_s": 5}  # fmt: skip

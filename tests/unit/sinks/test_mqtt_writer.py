@@ -48,7 +48,7 @@ def refuses(most: int) -> Callable[[Delivered], int]:
     return lambda one: CLOSE if len(one.payload) > most else 0
 
 
-def test_a_row_that_the_broker_said_it_does_not_take_is_a_bad_row_and_the_others_go_on() -> None:
+def test_a_row_that_the_broker_refuses_is_a_bad_row_and_the_others_are_written() -> None:
     rows = [
         publish(0), publish(1, b"x" * 3000), publish(2, qos=2), publish(3, retain=True), publish(4, qos=0), publish(5),
     ]  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_broker_of_qos_0_gets_its_letters_so() -> None:
         assert written(broker, [publish(0, qos=0), publish(1, qos=1)]) == (1, 1)
 
 
-def test_where_no_letter_fits_that_is_said() -> None:
+def test_a_dead_letter_that_does_not_fit_is_reported() -> None:
     with (
         RawBroker(lambda _: 0, maximum(60)) as broker,
         pytest.raises(ContractError, match=r"row 0 of the task, payload: .* accepts no dead letter .*maximum packet"),
@@ -110,10 +110,10 @@ def test_a_row_at_which_the_broker_closes_the_connection_is_found_and_the_others
     with RawBroker(refuses(2000)) as broker:  # it says nothing of its limits
         assert written(broker, rows, window=10) == (27, 3)
         assert broker.connections <= 1 + 3 * 3, "no more than it takes to be sure"
-    told = {str(one["row"]): one for one in letters(broker)}
-    assert sorted(told) == ["29", "4", "5"]
-    assert "closed the connection 3 times when it was sent" in str(told["4"]["reason"])
-    assert told["4"]["payload_bytes"] == 3000
+    by_row = {str(one["row"]): one for one in letters(broker)}
+    assert sorted(by_row) == ["29", "4", "5"]
+    assert "closed the connection 3 times when it was sent" in str(by_row["4"]["reason"])
+    assert by_row["4"]["payload_bytes"] == 3000
     taken = [one.payload for one in broker.taken if one.topic != DEAD]
     wanted = [row.payload for row in rows if len(row.payload) < 10]
     assert list(dict.fromkeys(taken)) == wanted, "in their order, whatever comes twice"

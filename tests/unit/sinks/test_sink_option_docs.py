@@ -14,7 +14,7 @@ def test_the_page_is_the_one_that_the_code_prints() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "python -m sinks.option_docs > sinks/OPTIONS.md"
 
 
-def test_every_option_of_every_format_stands_on_it() -> None:
+def test_the_page_has_every_option_of_every_format() -> None:
     for name, options in OPTIONS.items():
         section = render().partition(f'## `format("{name}")`')[2].partition("\n## ")[0]
         assert all(f"`{option}`" in section for option in options)

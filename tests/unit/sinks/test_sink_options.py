@@ -13,7 +13,7 @@ from sinks.options import read_mqtt_options, read_options, read_topic_options
 URL = {"service.url": "pulsar://p:1"}
 
 
-def test_options_compare_without_case_and_stand_for_settings() -> None:
+def test_options_compare_without_case_and_map_to_settings() -> None:
     options = read_options(
         {"SERVICE.URL": "pulsar://p:1", "admin.url": "http://p:2", "System.Namespace": "s", "tenant": "t",
          "namespace": "n", "partitions": "3", "pulsar.client.token": "s3cr3t", "checkpointLocation": "x"}

@@ -64,7 +64,7 @@ def test_every_problem_of_a_schema_is_listed() -> None:
     st.dictionaries(st.text(), st.text()),
     st.none() | st.datetimes(datetime(1970, 1, 2), datetime(2500, 1, 1), timezones=st.just(timezone.utc)),
 )
-def test_a_row_is_the_message_that_it_tells(
+def test_a_row_becomes_the_message_that_it_describes(
     value: bytes | None, key: str | None, properties: dict[str, str], at: datetime | None
 ) -> None:
     row = {"value": value, "payload": value, "__key": key, "__messageProperties": list(properties.items()),
@@ -114,7 +114,7 @@ def test_a_bad_row_is_named_and_the_others_go_on(row: dict[str, Any], field: str
     assert last.row == 2
 
 
-def test_a_binary_key_that_is_no_text_is_told_the_option() -> None:
+def test_the_error_for_a_binary_key_names_the_option() -> None:
     found = one({"value": b"", "__key": b"\xff"}, __key=pa.binary())
     assert isinstance(found, BadRow)
     assert "keyEncoding=base64" in found.reason

@@ -1,4 +1,4 @@
-"""The end of a ledger is found by asking for the first message from a place on."""
+"""The end of a ledger is found by a request for the first message from a position on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def ours(entry: int) -> str:
     return json.dumps(OFFSET.moved_to({"persistent://a/b/t": Position(3, entry)}).to_json())
 
 
-def test_the_last_batch_is_told_with_whether_it_is_committed(tmp_path: Path) -> None:
+def test_the_last_batch_is_reported_with_its_commit_state(tmp_path: Path) -> None:
     for batch in range(9, 12):
         write(tmp_path, "offsets", batch, KAFKA, ours(batch), "-")
     (tmp_path / "offsets" / ".9.crc").write_bytes(b"\xff")

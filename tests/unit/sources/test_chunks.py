@@ -1,4 +1,4 @@
-"""Where a subscription has to stand while a chunked message is not complete (H14)."""
+"""The position of a subscription while a chunked message is incomplete (H14)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_h14_nothing_is_asked_where_no_first_chunk_can_be() -> None:
     assert entries.asked == 0
 
 
-def test_h14_only_a_place_that_lets_go_of_a_ledger_is_looked_at() -> None:
+def test_h14_only_a_position_that_releases_a_ledger_is_checked() -> None:
     def asked(end: Position, held: Position) -> bool:
         parts = [None] * 5000
         entries = Entries(parts, 0)

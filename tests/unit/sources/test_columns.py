@@ -129,7 +129,7 @@ def test_the_ids_of_a_batch_are_those_that_the_client_would_write(
 
 _TIMES = st.sampled_from([0, 1, 1_700_000_000_001, LAST_US // 1000])
 _MESSAGES = st.tuples(st.sampled_from(["plain", "null", "gone", "sequence"]), st.booleans(), _TIMES)
-"""What a message in a batch is beside its payload, whether ingest wrote it, its event time in ms."""
+"""The parts of a message in a batch without its payload: whether ingest wrote it, its event time in ms."""
 
 
 def _in_batch(what: str, ours: bool, event_ms: int) -> bytes:

@@ -152,7 +152,7 @@ def test_json_of_an_older_version_gets_the_defaults_and_loses_what_is_gone() -> 
         b"null5",
     ],
 )
-def test_what_is_not_what_the_schema_says_fails_with_its_place_or_is_null(payload: bytes) -> None:
+def test_a_value_that_differs_from_the_schema_fails_with_its_path_or_is_null(payload: bytes) -> None:
     schema = topic_schema(NEW, "JSON")
     good = stored(b'{"a": 1}')
     with pytest.raises(
@@ -254,7 +254,7 @@ NOTHING = record(name="Nothing")
     ids=["null", "a null", "an empty record", "a record of empty ones", "fixed of 0"],
 )
 def test_h37_elements_without_bytes_cannot_be_named_in_any_number(items: Any) -> None:
-    """Eight bytes that name 2**40 of them took all memory, and the task was tried again for ever; here fewer of them."""
+    """Eight bytes that name 2**40 of them took all memory, and Spark retried the task; here fewer of them."""
     newest = topic_schema(record({"name": "a", "type": {"type": "array", "items": ["null", "int"]}}))
     written = topic_schema(record({"name": "a", "type": {"type": "array", "items": items}}))
     bomb = stored(b"\x80\x80\x80\x04\x00")  # 2**22

@@ -49,7 +49,7 @@ def test_pulsar_is_asked_once_a_second_and_the_lag_never_looks_smaller_than_it_i
     assert lag.of(views(a=99), {"a": Position(1, 5)})["a"].seconds == 101.1, "an older one is asked for at once"
 
 
-def test_an_age_that_nobody_tells_is_none_and_not_zero() -> None:
+def test_an_unreported_age_is_none_and_not_zero() -> None:
     pulsar = Pulsar()
     view = {"a": PartitionView("a", (Ledger(9, 3, 30),))}
     assert Lag(pulsar.published_ms).of(view, {"a": Position(9, 0)})["a"].seconds is None

@@ -19,7 +19,7 @@ offsets = st.builds(Offset, names, positions, st.dictionaries(names, names, max_
 
 @given(offsets, st.randoms())
 @settings(deadline=None)
-def test_an_offset_round_trips_and_the_same_places_are_the_same_text(offset: Offset, random: object) -> None:
+def test_an_offset_round_trips_and_equal_positions_have_the_same_text(offset: Offset, random: object) -> None:
     text = json.dumps(offset.to_json())
     back = Offset.from_json(json.loads(text))
     assert back == offset

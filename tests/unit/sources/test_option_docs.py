@@ -16,7 +16,7 @@ def test_the_page_is_the_one_that_the_code_prints() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "python -m sources.option_docs > sources/OPTIONS.md"
 
 
-def test_every_name_stands_on_the_page() -> None:
+def test_the_page_has_every_name() -> None:
     page = render()
     for table in (OPTIONS, ALIASES, INSTEAD, ONLY, NO_EFFECT, REFUSED):
         for name in table:

@@ -140,7 +140,7 @@ def test_settings_become_options_that_say_the_same() -> None:
     assert parse(options | {"topic": "t"}, streaming=False).pulsar == settings
 
 
-def test_the_admin_is_where_it_usually_is_unless_told() -> None:
+def test_the_admin_url_has_a_default() -> None:
     def admin(service: str) -> str:
         given = {"service.url": service, "topic": "t"}
         return parse(given, streaming=False).pulsar.admin_url
@@ -186,7 +186,7 @@ def test_every_name_means_one_thing() -> None:
     assert not {f"pulsar.admin.{name}" for name in SAME_AS_CLIENT} & set(names)
 
 
-def test_the_admins_credentials_stand_for_both_or_agree() -> None:
+def test_the_admins_credentials_apply_to_both_or_are_equal() -> None:
     admin = {
         "pulsar.admin.authPluginClassName": "AuthenticationToken",
         "pulsar.admin.authParams": "token:one",

@@ -161,8 +161,8 @@ def test_available_now_reads_to_the_noted_end_and_no_further() -> None:
     assert plan({"a": view}, at, Limits(entries=3), ceiling=ceiling) == at
 
 
-def test_h16_the_end_of_a_ledger_and_the_start_of_the_next_are_one_place() -> None:
-    """Nothing new may not look like something new, however the place is written."""
+def test_h16_the_end_of_a_ledger_and_the_start_of_the_next_are_one_position() -> None:
+    """An unchanged position is never a new batch, in any of its texts."""
     rolled = PartitionView("a", (Ledger(1, 5, 50), Ledger(2, 0, 0)))
     assert plan({"a": rolled}, {"a": Position(1, 5)}, Limits()) == {"a": Position(1, 5)}
     assert plan({"a": rolled}, {"a": Position(2, 0)}, Limits()) == {"a": Position(2, 0)}
@@ -178,7 +178,7 @@ def test_h16_only_an_entry_that_exists_is_acknowledged() -> None:
     assert view.last_before(Position(1, 0)) is None
 
 
-def test_entries_that_expired_under_the_hold_are_a_loss() -> None:
+def test_entries_that_expired_under_the_retention_subscription_are_a_loss() -> None:
     start = {"a": Position(1, 5)}
 
     def seen(held: Position | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""What deletes under a subscription what it holds is named with the command that switches it off (H13)."""
+"""A policy that deletes unread messages of a subscription is named with the command that disables it (H13)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sources.policies import backlog_limit, expiry_error, of_namespace, of_topic
 EVICTS = {"destination_storage": {"policy": "consumer_backlog_eviction"}}
 
 
-def test_h13_policies_that_consume_what_is_held_are_found_with_their_commands() -> None:
+def test_h13_policies_that_delete_unread_messages_are_found_with_their_commands() -> None:
     found = [*of_namespace("t/n", 60, EVICTS, 5), *of_topic("persistent://t/n/x", 30, EVICTS)]
     assert len(found) == 5
     text = str(expiry_error(found))
@@ -19,13 +19,13 @@ def test_h13_policies_that_consume_what_is_held_are_found_with_their_commands() 
         assert part in text, part
 
 
-def test_h13_policies_that_only_hold_producers_are_left_alone() -> None:
+def test_h13_policies_that_only_block_producers_are_left_alone() -> None:
     holds = {"destination_storage": {"policy": "producer_request_hold"}}
     assert of_namespace("t/n", 0, holds, 0) == of_topic("persistent://t/n/x", None, holds) == []
     assert of_namespace("t/n", None, None, None) == of_topic("persistent://t/n/x", None, "") == []
 
 
-def test_a_topics_own_quota_stands_before_its_namespaces() -> None:
+def test_a_topics_own_quota_overrides_its_namespaces_quota() -> None:
     def quota(size: int) -> dict[str, dict[str, object]]:
         return {"destination_storage": {"limitSize": size, "policy": "producer_request_hold"}}
 

@@ -99,7 +99,7 @@ def test_a_publish_time_that_passes_is_never_spared(kind: str, ms: int, micros: 
         assert narrowed.until_ms is None or published < narrowed.until_ms
 
 
-def test_all_bounds_hold_together_and_the_slack_widens_them() -> None:
+def test_all_bounds_apply_together_and_the_slack_widens_them() -> None:
     filters = [
         one("GreaterThanOrEqual", "__publishTime", at(1000)), one("GreaterThan", "__publishTime", at(3000)),
         one("LessThan", "__publishTime", at(9000)), one("LessThanOrEqual", "__publishTime", at(7000)),

@@ -12,7 +12,7 @@ PARTITIONS = {"t-partition-0": "t", "t-partition-1": "t", "free": "free"}
 
 
 def views(held: int) -> dict[str, PartitionView]:
-    """Ten entries of ten bytes in each partition, of which the first holds ``held``, the second one."""
+    """Ten entries of ten bytes in each partition, of which the first has ``held`` unread ones, the second one."""
     ledger = (Ledger(1, 10, 100),)
     return {
         "t-partition-0": PartitionView("t-partition-0", ledger, {"q": Position(1, 9 - held)}),
@@ -21,7 +21,7 @@ def views(held: int) -> dict[str, PartitionView]:
     }
 
 
-def test_h13_half_a_quota_is_told_once_and_the_quotas_are_asked_for_once_a_minute() -> None:
+def test_h13_half_a_quota_is_reported_once_and_the_quotas_are_read_once_a_minute() -> None:
     now, asked = [0.0], []
 
     def limits(topics: object) -> dict[str, int]:

@@ -23,7 +23,7 @@ class Pulsar:
 
     def __init__(self) -> None:
         self.away = False
-        self.told: list[str] = []
+        self.acknowledged: list[str] = []
         self.attached: list[str] = []
 
     def consumer(self, partition: str, *_args: object, **_more: object) -> Consumer:
@@ -42,13 +42,13 @@ class Consumer:
         self._partition = partition
 
     def acknowledge_cumulative(self, _message: MessageId) -> None:
-        self._pulsar.told.append(self._partition)
+        self._pulsar.acknowledged.append(self._partition)
 
     def close(self) -> None:
         self._pulsar.attached.remove(self._partition)
 
 
-def test_h16_a_commit_is_told_again_once_pulsar_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h16_a_commit_is_sent_again_once_pulsar_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(
         "sources.retention.time",
@@ -61,7 +61,7 @@ def test_h16_a_commit_is_told_again_once_pulsar_is_back(monkeypatch: pytest.Monk
     for name in PARTITIONS:
         hold.remember(name, SubscriptionRecord("earliest", Position(3, 0), True))
     hold.commit(views, dict.fromkeys(PARTITIONS, END))
-    assert pulsar.told == [*PARTITIONS]
+    assert pulsar.acknowledged == [*PARTITIONS]
     pulsar.away = True
     for _ in range(3):  # each trigger asks; Spark waits out what is transient
         now[0] += 100
@@ -70,5 +70,5 @@ def test_h16_a_commit_is_told_again_once_pulsar_is_back(monkeypatch: pytest.Monk
     pulsar.away = False
     now[0] += 100
     assert hold.check(views) == [*PARTITIONS]
-    assert pulsar.told == [*PARTITIONS] * 2
+    assert pulsar.acknowledged == [*PARTITIONS] * 2
     assert sorted(pulsar.attached) == [*PARTITIONS]

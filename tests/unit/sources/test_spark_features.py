@@ -14,22 +14,22 @@ def options(*, streaming: bool, **more: str) -> SourceOptions:
     return parse(given | more, streaming=streaming)
 
 
-def test_a_streaming_query_is_told_what_an_older_spark_lacks_with_the_options_that_do_nothing() -> None:
-    told = lacking_in_stream(SPARK_40, options(streaming=True, maxRowsPerTrigger="9", minRowsPerTrigger="3"))
-    assert told is not None
-    assert "Spark 4.0.3 lacks" in told
-    assert "(maxRowsPerTrigger, minRowsPerTrigger: no effect)" in told
+def test_a_streaming_query_is_warned_of_features_an_older_spark_lacks_with_the_options_without_effect() -> None:
+    warning = lacking_in_stream(SPARK_40, options(streaming=True, maxRowsPerTrigger="9", minRowsPerTrigger="3"))
+    assert warning is not None
+    assert "Spark 4.0.3 lacks" in warning
+    assert "(maxRowsPerTrigger, minRowsPerTrigger: no effect)" in warning
     for what in (
         "no limits per trigger",
         "Trigger.AvailableNow reads all in one batch",
         "no lag in the query",
     ):
-        assert what in told
+        assert what in warning
     assert "no effect" not in str(lacking_in_stream(SPARK_40, options(streaming=True)))
     assert lacking_in_stream(SPARK_42, options(streaming=True, maxRowsPerTrigger="9")) is None
 
 
-def test_a_batch_query_is_told_when_it_asked_for_filters_to_be_pushed() -> None:
+def test_a_batch_query_that_asked_for_filter_pushdown_is_warned() -> None:
     asked = options(streaming=False, pushFilters="true")
     assert "pushFilters: no effect" in str(lacking_in_batch(SPARK_40, asked))
     assert lacking_in_batch(SPARK_42, asked) is None

@@ -54,7 +54,7 @@ def test_alerts_have_their_columns_and_state_lasts_from_batch_to_batch() -> None
     assert json.loads(tested.peekValueState(STATE, "d")[0])["newest"]["glucose"][1] == "f"
 
 
-def test_a_silent_device_is_told_by_its_timer_and_has_one_timer_only() -> None:
+def test_a_silent_device_is_reported_by_its_timer_and_has_one_timer_only() -> None:
     tested = processing(QUIET)
     tested.test("d", [row("a", 1.0, 100)])
     for minute in (101, 104, 108):
@@ -87,7 +87,7 @@ def test_the_state_of_a_device_that_is_long_gone_is_deleted_with_its_timer() -> 
     assert causes(tested.test("d", [row("b", 60.0, 500)])) == [("low/b", "raised")], "as a new device"
 
 
-def test_a_condition_in_sql_is_told_when_it_changes_and_its_command_goes_where_sql_says() -> None:
+def test_a_condition_in_sql_is_reported_when_it_changes_and_its_command_goes_to_the_device_from_sql() -> None:
     damp = AlertRule(name="damp", kind="sql", table="climate", condition="c", every="change", notify_cleared=True)
     tested = processing(damp)
 

@@ -1,4 +1,4 @@
-"""What a rules file may say, and what is said of one that is wrong."""
+"""What a rules file may contain, and the errors of an invalid one."""
 
 from __future__ import annotations
 

@@ -39,12 +39,12 @@ def at(
     return Reading("d", metric, name or f"d-{minute:g}", moment, value, "mg/dL", round(arrived * MINUTE), "t")
 
 
-def told(alerts: Iterable[Alert]) -> list[str]:
+def reported(alerts: Iterable[Alert]) -> list[str]:
     return [f"{a.rule.name} {a.state} {a.reading.reading_id}" for a in alerts]
 
 
 def fired(values: Sequence[tuple[float, float]], *rules: AlertRule) -> list[str]:
-    return told(evaluate(rules, DeviceState(), [at(m, v) for m, v in values])[0])
+    return reported(evaluate(rules, DeviceState(), [at(m, v) for m, v in values])[0])
 
 
 def kept(state: DeviceState) -> DeviceState:
@@ -65,13 +65,13 @@ class TestThreshold:
         values = [(0, 69.0), (5, 75.0), (10, 69.0), (15, 80.0), (20, 75.0), (25, 69.0)]
         assert fired(values, rule) == ["low raised d-0", "low cleared d-15", "low raised d-25"]
 
-    def test_above_must_last_and_a_dip_begins_it_anew(self) -> None:
+    def test_above_must_last_and_a_dip_restarts_the_time(self) -> None:
         values = [(0, 181.0), (5, 170.0), (10, 200.0), (15, 200.0), (20, 200.0), (25, 170.0), (30, 160.0)]
         assert fired(values, HIGH) == ["high raised d-20", "high cleared d-30"]
 
     def test_a_value_that_is_none_says_nothing(self) -> None:
         alerts, state = evaluate((LOW,), DeviceState(), [at(0, None), at(1, float("nan")), at(2, 60.0)])
-        assert told(alerts) == ["low raised d-2"]
+        assert reported(alerts) == ["low raised d-2"]
         assert state.newest["glucose"].reading_id == "d-2"
 
 
@@ -82,7 +82,7 @@ class TestRate:
     def test_falling_does_not_compare_over_a_long_gap(self) -> None:
         assert fired([(0, 400.0), (16, 100.0)], FALL) == []
 
-    def test_over_a_time_it_is_told_once_until_it_is_slower_than_clear(self) -> None:
+    def test_over_a_time_it_is_reported_once_until_it_is_slower_than_clear(self) -> None:
         values = [(0, 100.0), (5, 130.0), (10, 125.0), (15, 140.0), (20, 150.0), (25, 155.0), (30, 145.0)]
         alerts, _ = evaluate((STEEP,), DeviceState(), [at(m, v) for m, v in values])
         # after 5 minutes less than half of the 20 is known; after 10 it rises by 2.5, at the end since 10 by 1
@@ -98,27 +98,29 @@ class TestRate:
 
 
 class TestSilence:
-    def test_it_is_told_once_and_again_when_the_device_speaks(self) -> None:
+    def test_it_is_reported_once_and_again_when_the_device_publishes(self) -> None:
         _, state = evaluate((QUIET,), DeviceState(), [at(0, 1.0, arrived=100)])
         assert due_us((QUIET,), state, 1000 * MINUTE) == 110 * MINUTE
         assert silent((QUIET,), state, "d", 110 * MINUTE - 1)[0] == []
         alerts, state = silent((QUIET,), state, "d", 110 * MINUTE)
-        assert told(alerts) == ["quiet raised d-0"]
+        assert reported(alerts) == ["quiet raised d-0"]
         assert (alerts[0].message, alerts[0].reading.command_topic) == ("d: nothing for 10 minutes", "t")
         assert silent((QUIET,), kept(state), "d", 500 * MINUTE)[0] == []
         assert due_us((QUIET,), state, 1000 * MINUTE) == 1100 * MINUTE, "then it is forgotten"
         alerts, state = evaluate(
             (QUIET,), kept(state), [at(90, 1.0, "new", arrived=130), at(91, 1.0, "b", arrived=131)]
         )
-        assert told(alerts) == ["quiet cleared new"]
+        assert reported(alerts) == ["quiet cleared new"]
         assert alerts[0].message == "d: messages after 30 minutes"
-        assert told(silent((QUIET,), state, "d", 141 * MINUTE)[0]) == ["quiet raised b"]
+        assert reported(silent((QUIET,), state, "d", 141 * MINUTE)[0]) == ["quiet raised b"]
 
     def test_what_came_before_it_does_not_end_it_and_an_old_time_of_the_device_does(self) -> None:
         _, state = evaluate((QUIET,), DeviceState(), [at(50, 1.0, "a", arrived=100)])
         _, state = silent((QUIET,), state, "d", 110 * MINUTE)
         assert evaluate((QUIET,), state, [at(49, 1.0, "older", arrived=99)])[0] == []
-        assert told(evaluate((QUIET,), state, [at(0, 1.0, "buffered", arrived=120)])[0]) == ["quiet cleared buffered"]
+        assert reported(evaluate((QUIET,), state, [at(0, 1.0, "buffered", arrived=120)])[0]) == [
+            "quiet cleared buffered"
+        ]
 
     def test_one_metric_can_be_silent_while_others_come(self) -> None:
         rule = QUIET.model_copy(update={"metric": "temperature", "notify_cleared": False})
@@ -188,7 +190,7 @@ def test_cutting_ordered_readings_into_batches_changes_nothing(rows: list[Readin
     for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(rows)], strict=True):
         more, state = evaluate(ALL, kept(state), rows[begin:end])
         alerts += more
-    assert told(alerts) == told(whole)
+    assert reported(alerts) == reported(whole)
     assert kept(state) == kept(last)
 
 
@@ -211,13 +213,13 @@ def test_a_lasting_alert_is_raised_and_over_in_turn(rows: list[Reading]) -> None
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(0, 100))
-def test_silence_is_told_once_for_each_gap_that_is_long_enough(gaps: list[int], after: int) -> None:
+def test_silence_is_reported_once_for_each_gap_that_is_long_enough(gaps: list[int], after: int) -> None:
     state, now, alerts = DeviceState(), 0, []
     expected = []
     for n, gap in enumerate([*gaps, after]):
         more, state = evaluate((QUIET,), kept(state), [at(n, 1.0, str(n), arrived=now)])
         alerts += more
-        for minute in range(now, now + gap):  # the fleet's clock goes on, whoever speaks
+        for minute in range(now, now + gap):  # the fleet's clock goes on with any device
             more, state = silent((QUIET,), state, "d", minute * MINUTE)
             alerts += more
         now += gap
@@ -225,4 +227,4 @@ def test_silence_is_told_once_for_each_gap_that_is_long_enough(gaps: list[int], 
             expected += [f"quiet raised {n}", f"quiet cleared {n + 1}"]
     if after > 10:
         expected.pop()
-    assert told(alerts) == expected
+    assert reported(alerts) == expected

@@ -38,7 +38,7 @@ def test_a_module_of_a_file_declares_and_travels_as_text(tmp_path: Path, monkeyp
     assert done.stdout == "42\n"
 
 
-def test_what_a_module_raises_is_told_in_one_line_with_its_place(tmp_path: Path) -> None:
+def test_an_error_of_a_module_is_reported_in_one_line_with_its_location(tmp_path: Path) -> None:
     path = tmp_path / "broken_module.py"
     path.write_text("x = 1\nraise KeyError('no such plant')\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"KeyError: 'no such plant' \(.*broken_module.py:2\)") as caught:

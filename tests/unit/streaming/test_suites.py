@@ -104,7 +104,7 @@ def test_the_project_is_found_with_and_without_the_folder_gx(tmp_path: Path) -> 
         (7, "has no `type`"),
     ],
 )
-def test_a_wrong_expectation_is_refused_in_one_line_by_its_place(wrong: Any, says: str, tmp_path: Path) -> None:
+def test_a_wrong_expectation_is_refused_in_one_line_with_its_location(wrong: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         one(tmp_path, entry(NULL, column="a"), wrong)
     text = str(caught.value)

@@ -27,7 +27,7 @@ def taken(id: str, owner: str) -> dict[str, Any]:
     return {"event": "taken", "id": id, "owner": owner}
 
 
-def test_a_request_is_free_for_the_job_alone_while_it_runs_and_for_anybody_after_it() -> None:
+def test_a_request_is_free_for_the_job_alone_while_it_runs_and_for_any_process_after_it() -> None:
     events = [began("job", "plain"), asked("r")]
     found = folded(*events)
     assert found.next is not None
@@ -38,7 +38,7 @@ def test_a_request_is_free_for_the_job_alone_while_it_runs_and_for_anybody_after
     assert folded(*events).free_for("command")
 
 
-def test_a_taken_request_is_nobody_elses_until_its_process_is_removed() -> None:
+def test_a_taken_request_belongs_to_its_process_until_that_process_is_removed() -> None:
     events = [asked("r"), taken("r", "one")]
     assert folded(*events).next is None
     assert not folded(*events).free_for("two")
@@ -47,7 +47,7 @@ def test_a_taken_request_is_nobody_elses_until_its_process_is_removed() -> None:
     assert found.free_for("two")
 
 
-def test_a_job_takes_the_place_of_one_that_ran_the_same_flow() -> None:
+def test_a_job_replaces_one_that_ran_the_same_flow() -> None:
     found = folded(began("old", "plain", "keyed"), asked("r"), taken("r", "old"), began("new", "keyed"))
     assert list(found.jobs) == ["new"]
     assert found.free_for("new")

@@ -1,0 +1,143 @@
+"""Answers of Pulsar's admin that pass by themselves."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from bridge.errors import RefusedError, TransientError
+from bridge.intake.provisioning import verify_policies
+from bridge.pulsar import admin as pulsar_admin
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.settings.pulsar import PulsarSettings
+
+NOT_NOW = "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"
+"""As Pulsar 4.0.8 answered a reset of a cursor, seconds after it had been killed and started again."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def answer(self, status: int, body: bytes = b"") -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@contextmanager
+def admin_at(handler: type[_Handler]) -> Iterator[PulsarAdmin]:
+    server = HTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with PulsarAdmin(PulsarSettings(admin_url=f"http://127.0.0.1:{server.server_port}")) as admin:
+            yield admin
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def admin_that_answers(text: str, times: int) -> Iterator[tuple[PulsarAdmin, list[str]]]:
+    """An admin that answers 412 with a text so many times, then 204; and the requests that came."""
+    came: list[str] = []
+
+    class Handler(_Handler):
+        def do_POST(self) -> None:
+            came.append(self.path)
+            body = f'{{"reason": "{text}"}}'.encode() if len(came) <= times else b""
+            self.answer(412 if body else 204, body)
+
+    with admin_at(Handler) as admin:
+        yield admin, came
+
+
+@pytest.mark.parametrize("text", [NOT_NOW, "Subscription Busy"])
+def test_a_cursor_that_cannot_be_moved_now_is_asked_for_again(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulsar_admin, "_BUSY_WAIT_S", 0.001)
+    with admin_that_answers(text, 3) as (admin, came):
+        admin.request("POST", "/there/resetcursor")
+        assert len(came) == 4
+    with admin_that_answers(text, 100) as (admin, _), pytest.raises(TransientError, match="cannot be moved"):
+        admin.request("POST", "/there/resetcursor")
+
+
+def test_another_412_is_refused_at_once() -> None:
+    with admin_that_answers("Position is not there", 1) as (admin, came):
+        with pytest.raises(RefusedError, match="Position is not there"):
+            admin.request("POST", "/there/resetcursor")
+        assert len(came) == 1
+
+
+def test_h54_policies_that_are_set_and_not_visible_yet_do_not_count_as_missing() -> None:
+    """Ingest and push start together on fresh namespaces; Pulsar answers a read from a cache for a moment."""
+    read: Counter[str] = Counter()
+    visible = {
+        "retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1},
+        "inactive_topic_policies": {"deleteWhileInactive": False},
+        "autoTopicCreationOverride": {"allowAutoTopicCreation": False},
+    }
+
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            if self.path.count("/") < 5:  # clusters, namespaces of a tenant
+                return self.answer(200, b'["standalone"]')
+            read[self.path] += 1
+            return self.answer(200, json.dumps(visible if read[self.path] > 3 else {}).encode())
+
+        def do_POST(self) -> None:
+            self.answer(204)
+
+        do_PUT = do_DELETE = do_POST
+
+    with admin_at(Handler) as admin:
+        admin.provision_namespaces()
+        verify_policies(admin)
+    assert len(read) == 2
+
+
+def test_h54_a_pulsar_that_has_just_started_names_its_cluster_before_a_tenant_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It passes its health check before that, and answers 412 to a tenant without a cluster."""
+    asked: list[str] = []
+    made: list[dict[str, list[str]]] = []
+    ready_after = 3
+
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            if self.path.endswith("/clusters"):
+                asked.append(self.path)
+                return self.answer(200, b'["standalone"]' if len(asked) > ready_after else b"[]")
+            there = self.path.count("/") > 4  # the policies of a namespace, which is made by then
+            return self.answer(200 if there else 404, b"{}")
+
+        def do_PUT(self) -> None:
+            if "/tenants/" in self.path:
+                made.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                del self.headers["Content-Length"]  # it is read
+            self.answer(204)
+
+        def do_POST(self) -> None:
+            self.answer(204)
+
+        do_DELETE = do_POST
+
+    with admin_at(Handler) as admin:
+        admin.provision_namespaces()
+        assert made[0]["allowedClusters"] == ["standalone"]
+        asked.clear()
+        ready_after = 10**6
+        monkeypatch.setattr(pulsar_admin, "_VISIBLE_S", 0.2)
+        with pytest.raises(TransientError, match="not finished its start"):
+            admin.clusters()
