@@ -57,7 +57,7 @@ def _list(
     """
     from bridge.dead_letters.log import DeadLetterLog
     from bridge.dead_letters.records import Note
-    from bridge.dead_letters.showing import Summary
+    from pulsebridge.output.dead_letters import Summary
 
     settings = settings_from(config, sets)
     selection = _selection(topic, reason, device, since)
@@ -87,7 +87,8 @@ def _show(
     Example: pulsebridge dead-letters show 0:123:4 --out payload.bin
     """
     from bridge.dead_letters.records import LetterId
-    from bridge.dead_letters.showing import body_of, iso
+    from bridge.times import iso
+    from pulsebridge.output.dead_letters import body_of
 
     wanted = LetterId.parse(letter)
     with _client(settings_from(config, sets)) as client:
@@ -143,9 +144,9 @@ def _replay(
     Example: pulsebridge dead-letters replay --topic plant --dry-run
     """
     from bridge.dead_letters.replay import Replayer
-    from bridge.dead_letters.showing import report_json, report_text
     from bridge.pulsar.admin import PulsarAdmin
     from bridge.routing.mapper import Mapper
+    from pulsebridge.output.dead_letters import report_json, report_text
 
     settings = settings_from(config, sets)
     selection = _selection(topic, reason, device, since, letters or [])
@@ -183,7 +184,7 @@ def _replay(
 
 def _selection(topic: str, reason: str, device: str, since: str, letters: list[str] | None = None) -> Selection:
     from bridge.dead_letters.records import LetterId, Selection
-    from bridge.dead_letters.showing import since_us
+    from bridge.times import since_us
 
     return Selection(
         ids=frozenset(LetterId.parse(one) for one in letters or ()),

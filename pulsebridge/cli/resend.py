@@ -99,10 +99,10 @@ def _resend(
 
       pulsebridge commands resend --group presses --state expired --since 1d --expires-in 2h
     """
-    from bridge.dead_letters.showing import since_us
     from bridge.inspect.devices.history import FAILED, next_copy, of_one_device
     from bridge.inspect.devices.resending import resend
     from bridge.inspect.devices.search import Search
+    from bridge.times import since_us
     from pulsebridge.cli.devices import push_topics
 
     ids = list(dict.fromkeys(command_ids or ()))
@@ -149,14 +149,14 @@ def _resend(
 
 
 def _expiry(text: str, now_us: int) -> int | None:
-    from bridge.dead_letters.showing import seconds_of
+    from bridge.times import duration_s
 
     if text in ("", "never"):
         return 0 if text else None
-    seconds = seconds_of(text)
+    seconds = duration_s(text)
     if not seconds:
         raise ConfigError(f"--expires-in {text}: not a duration", remedy="give 90s, 15m, 2h, 3d or never")
-    return now_us // 1000 + seconds * 1000
+    return now_us // 1000 + int(seconds * 1000)
 
 
 def _show(
@@ -179,8 +179,8 @@ def _show(
       pulsebridge commands show overheat-7f3a --device press-7
     """
     from bridge.inspect.devices.search import Search
-    from bridge.inspect.devices.showing import families_json, families_text
     from pulsebridge.cli.devices import push_topics
+    from pulsebridge.output.devices import families_json, families_text
 
     with push_topics(settings_from(config, sets)) as topics:
         search = Search(topics)
@@ -205,7 +205,7 @@ def _print_skipped(search: Search) -> None:
 
 
 def _families_shown(topics: PushTopics, families: list[Family]) -> list[dict[str, Any]]:
-    from bridge.inspect.devices.showing import copy_json
+    from pulsebridge.output.devices import copy_json
 
     views: dict[int, PartitionView] = {}
     shown = []

@@ -17,7 +17,7 @@ from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, part
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
-from bridge.inspect.devices.status import look_at_push, show_push
+from bridge.inspect.devices.status import look_at_push
 from bridge.inspect.devices.view import DeviceView, Waiting
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import NO_TEXT, PulsarClient
@@ -26,6 +26,7 @@ from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli.devices import push_topics
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.output.status import show_push
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,

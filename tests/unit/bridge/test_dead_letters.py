@@ -21,12 +21,13 @@ from bridge.dead_letters.records import (
     note_of,
     replayed_note,
 )
-from bridge.dead_letters.showing import Summary, body_of, since_us
 from bridge.errors import ConfigError
 from bridge.mqtt.envelope import Envelope
 from bridge.routing.mapper import Mapper, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
+from bridge.times import since_us
+from pulsebridge.output.dead_letters import Summary, body_of
 
 PULSAR = PulsarSettings()
 FLEET = PULSAR.readings_topic("fleet")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bridge.spark.python_start import launcher, local_python, start_from_packages
+from sources.python_start import launcher, local_python, start_from_packages
 
 SHOW = "import json, os, sys; print(json.dumps([os.environ.get('PYTHONPATH'), sys.executable, sys.argv[1:]]))"
 

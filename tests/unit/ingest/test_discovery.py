@@ -14,16 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.inspect.discovery.payloads import device_paths, kind_of
-from bridge.inspect.discovery.proposing import PresetSigns, Proposal, propose
-from bridge.inspect.discovery.schemas import Fields, Room
-from bridge.inspect.discovery.showing import discovery_of, discovery_text, seconds_of
-from bridge.inspect.discovery.tree import Distinct, Node, TopicTree
 from bridge.routing.mapper import Mapper, Route, mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import preset_names
 from bridge.settings.tables import TableDeclaration
+from pulsebridge.topics.payloads import device_paths, kind_of
+from pulsebridge.topics.proposing import PresetSigns, Proposal, propose
+from pulsebridge.topics.schemas import Fields, Room
+from pulsebridge.topics.showing import discovery_of, discovery_text, seconds_of
+from pulsebridge.topics.tree import Distinct, Node, TopicTree
 
 
 def seen(messages: Iterable[tuple[str, bytes]]) -> tuple[TopicTree, PresetSigns]:

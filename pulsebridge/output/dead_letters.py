@@ -5,44 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime, timezone
 from typing import Any
 
 from bridge.dead_letters.records import DeadLetter
 from bridge.dead_letters.replay import Report
 from bridge.display import printable, text_of
-from bridge.errors import ConfigError
+from bridge.times import iso
 
-__all__ = ["Summary", "body_of", "iso", "report_json", "report_text", "seconds_of", "since_us"]
-
-_AGE = re.compile(r"(\d+)\s*([smhd])\Z")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def iso(us: int) -> str:
-    """Return a time in µs since the epoch as ISO 8601 in UTC, with seconds."""
-    return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def seconds_of(text: str) -> int | None:
-    """Return the seconds of ``90s``, ``15m``, ``2h`` or ``3d``, None for any other text."""
-    age = _AGE.match(text.strip())
-    return None if age is None else int(age[1]) * _SECONDS[age[2]]
-
-
-def since_us(text: str, now_us: int) -> int:
-    """Read an age (``90s``, ``15m``, ``2h``, ``3d``) or an ISO time. Raises ConfigError."""
-    age = seconds_of(text)
-    if age is not None:
-        return now_us - age * 1_000_000
-    try:
-        at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError as e:
-        raise ConfigError(
-            f"--since {text}: neither an age nor a time",
-            remedy="for example --since 2h or 2026-01-31T12:00:00Z",
-        ) from e
-    return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1_000_000)
+__all__ = ["Summary", "body_of", "report_json", "report_text"]
 
 
 class Summary:

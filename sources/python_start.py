@@ -19,6 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from bridge.user_folders import default_cache_dir
+
 __all__ = ["launcher", "local_python", "start_from_packages"]
 
 _LAUNCHER: Final = """#!/bin/sh
@@ -55,8 +57,6 @@ def local_python(folder: Path | None = None) -> str:
         return sys.executable
     text = launcher(Path(sys.executable), Path(found.origin).parent)
     if folder is None:
-        from bridge.downloads.distributions import default_cache_dir
-
         folder = default_cache_dir() / "launchers"
     path = folder / f"python-{sha256(text.encode()).hexdigest()[:16]}"
     with suppress(OSError):

@@ -8,10 +8,11 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bridge.downloads.distributions import default_cache_dir, locked
-from bridge.downloads.ivy import Artifact, find_ivy_jar, resolve
-from bridge.downloads.preflight import JAVA_MAJORS, find_java
 from bridge.errors import MissingExtraError, TerminalError
+from bridge.user_folders import default_cache_dir
+from streaming.downloads.distributions import locked
+from streaming.downloads.ivy import Artifact, find_ivy_jar, resolve
+from streaming.downloads.preflight import JAVA_MAJORS, find_java
 
 __all__ = ["delta_jars", "delta_jars_present", "spark_modules"]
 

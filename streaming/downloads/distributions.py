@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
-import sys
 import tarfile
 import tempfile
 import threading
@@ -17,16 +15,14 @@ from pathlib import Path
 
 import structlog
 
-from bridge.downloads.download import Progress, download, sha512_of
-from bridge.downloads.ivy import Artifact, artifact_path, repository_root, resolve
 from bridge.errors import TerminalError, TransientError
+from streaming.downloads.download import Progress, download, sha512_of
+from streaming.downloads.ivy import Artifact, artifact_path, repository_root, resolve
 
 __all__ = [
     "ARTEMIS",
     "PULSAR",
     "Distribution",
-    "default_cache_dir",
-    "default_data_dir",
     "ensure",
     "locked",
     "missing",
@@ -66,20 +62,6 @@ ARTEMIS = Distribution(
     "626810df12f1ee05694322054ad32700",
     "apache-artemis-2.40.0",
 )
-
-
-def default_cache_dir() -> Path:
-    """Return the user's cache folder of this project."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Caches/pulsebridge"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pulsebridge"
-
-
-def default_data_dir() -> Path:
-    """Return the user's data folder of this project."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library/Application Support/pulsebridge"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "pulsebridge"
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A broker may have any number of topics. The tree keeps the first names under each level and counts the others together.
 It estimates the number of all names (K minimum values). It does not count the broker's own topics, which begin with
-``$``. ``bridge.inspect.discovery.proposing`` evaluates the counts.
+``$``. ``pulsebridge.topics.proposing`` evaluates the counts.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hashlib import blake2b
 from heapq import heappush, heapreplace
 from typing import Final
 
-from bridge.inspect.discovery.payloads import Kind, device_paths, kind_of
-from bridge.inspect.discovery.schemas import Fields, Room
+from pulsebridge.topics.payloads import Kind, device_paths, kind_of
+from pulsebridge.topics.schemas import Fields, Room
 
 __all__ = ["Distinct", "LevelShape", "Node", "Shape", "TopicTree"]
 

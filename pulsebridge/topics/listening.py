@@ -17,14 +17,14 @@ from typing import Any
 
 from bridge.display import printable
 from bridge.errors import ConfigError
-from bridge.inspect.discovery.proposing import PresetSigns, propose
-from bridge.inspect.discovery.showing import discovery_of
-from bridge.inspect.discovery.tree import TopicTree
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.routing.templates import Filter
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.presets import preset_names
+from pulsebridge.topics.proposing import PresetSigns, propose
+from pulsebridge.topics.showing import discovery_of
+from pulsebridge.topics.tree import TopicTree
 
 __all__ = ["discover", "listen"]
 

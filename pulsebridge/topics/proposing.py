@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import yaml
 
-from bridge.inspect.discovery.schemas import Fields, table_for
-from bridge.inspect.discovery.tree import LevelShape, Node, Shape, TopicTree
 from bridge.routing.patterns import Star
 from bridge.routing.rules import mapping_problems
 from bridge.routing.templates import Filter
@@ -24,6 +22,8 @@ from bridge.settings.presets import load_preset
 from bridge.settings.rules import TopicRule
 from bridge.settings.streaming import BUILT_IN
 from bridge.settings.tables import TableDeclaration
+from pulsebridge.topics.schemas import Fields, table_for
+from pulsebridge.topics.tree import LevelShape, Node, Shape, TopicTree
 
 __all__ = ["PresetSigns", "Proposal", "propose"]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final
 
 from bridge.contract import GROUP_COMMANDS_TOPIC, PARKED_TOPIC, Receipt
 from bridge.contract.commands import Command
-from bridge.dead_letters.showing import iso
-from bridge.display import CELL_CHARACTERS, printable, text_of
+from bridge.display import CELL_CHARACTERS, markup, printable, text_of
 from bridge.inspect.devices.history import Copy
 from bridge.inspect.devices.overview import Overview
 from bridge.inspect.devices.reading import Owner, ReceiptsRead
 from bridge.inspect.devices.view import DeviceView, Waiting
+from bridge.times import iso
 
 __all__ = [
     "age",
@@ -26,6 +27,7 @@ __all__ = [
     "overview_json",
     "overview_text",
     "pending_json",
+    "reading_shown",
     "receipt_json",
     "table",
 ]
@@ -277,3 +279,16 @@ def _family_text(shown: dict[str, Any]) -> str:
             line = " ".join(part for part in (receipt["state"], when, receipt["reason"]) if part)
             lines.append(f"  receipt       {line}")
     return text_of(lines)
+
+
+@contextmanager
+def reading_shown() -> Iterator[Callable[[str, int], None]]:
+    """Yield a function of a topic's name and the number of messages read; stderr shows both inside the context."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _topic, _count: None
+        return
+    with console.status("reading Pulsar") as status:
+        yield lambda topic, count: status.update(f"reading {markup(topic)}: {count:,}")

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from bridge.display import printable, text_of
 from bridge.errors import ConfigError
-from bridge.inspect.discovery.proposing import Proposal
-from bridge.inspect.discovery.tree import Node, TopicTree
 from bridge.settings.presets import load_preset
+from bridge.times import duration_s
+from pulsebridge.topics.proposing import Proposal
+from pulsebridge.topics.tree import Node, TopicTree
 
 __all__ = ["discovery_of", "discovery_text", "seconds_of"]
 
 _MAX_LINES: Final = 60
 _MAX_CHILDREN: Final = 8
-
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
+_LONGEST_S: Final = 7 * 86_400
 
 
 def seconds_of(duration: str) -> float:
     """Return the seconds of a text like 60s, 5m or 1h. Raises ConfigError for any other text."""
-    found = _DURATION.fullmatch(duration)
-    seconds = 0.0 if found is None else float(found[1]) * {"s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
-    if not 0 < seconds <= 7 * 86_400:
+    seconds = duration_s(duration, "s") or 0.0
+    if not 0 < seconds <= _LONGEST_S or duration.endswith("d"):
         raise ConfigError(f"--for {duration}: not a duration", remedy="give seconds, minutes or hours: 60s, 5m, 1h")
     return seconds
 
