@@ -89,8 +89,6 @@ class AckQueue:
 class Verdict(Enum):
     """The effect of a producer's answer on its ``ProducerQueue``."""
 
-    STORED = auto()
-    """Everything up to the marked message is stored."""
     RETIRED = auto()
     """The producer must be closed, and a successor opened; then call ``reopened``."""
     REFUSED = auto()

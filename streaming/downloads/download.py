@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from bridge.backoff import backoff_s
 from bridge.errors import TerminalError, TransientError
 
 __all__ = ["Progress", "download", "sha512_of"]
@@ -55,7 +56,7 @@ def download(url: str, target: Path, *, title: str, size: int, sha512: str, prog
                     f"{e or type(e).__name__}",
                     remedy="repeat the command, it resumes the download",
                 ) from e
-            time.sleep(min(0.5 * 2**attempt, 10.0))
+            time.sleep(backoff_s(attempt, 0.5, 10.0, 1.0))
             continue
         if sha512_of(part) == sha512:
             part.replace(target)

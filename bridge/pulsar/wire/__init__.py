@@ -1,4 +1,4 @@
-"""Pulsar's binary protocol, as far as writing batches and reading entries need it.
+"""Pulsar's binary protocol, as far as writing batches and looking up brokers need it.
 
 Pure: ``batches``, ``commands`` and ``protobuf``.
 """

@@ -220,7 +220,7 @@ def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind
     text = run(settings, "commands", "show", given.command_id).stdout
     assert "presses-1 for the group presses: pending" in text
     assert "waits for its expansion to the members of the group" in text
-    refused = run(settings, "commands", "resend", given.command_id)
+    refused = run(settings, "resend", given.command_id)
     assert refused.exit_code == 1
     assert "to the group presses that is not yet expanded to its members; push expands it" in refused.stdout
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
@@ -265,7 +265,7 @@ def test_h38_devices_and_commands_print_no_control_character_of_a_device(
         ["devices", "list"],
         ["devices", "show", device],
         ["commands", "show", command_id],
-        ["commands", "resend", command_id],
+        ["resend", command_id],
     )
     for arguments in ways:
         for form in ([], ["--json"]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.inspect.check.shadowing import PACKAGES, shadowed, shadowed_here
+from pulsebridge.shadowing import PACKAGES, shadowed, shadowed_here
 
 HOME = Path("/site")
 OURS: dict[str, Path | None] = {p: HOME / p for p in PACKAGES}

@@ -253,7 +253,7 @@ def next_copy(
         return Refusal(
             first,
             f"it is a command to the group {family.group}, and no member received it",
-            "correct the error that its receipt names, then run pulsebridge dead-letters replay",
+            "correct the error that its receipt names, then run pulsebridge resend",
         )
     if newest.state == "unknown" and not family.group:
         return Refusal(first, "Pulsar has no record of it", "check the id; retention may have removed it")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Final, NamedTuple
 
-from bridge.errors import TransientError
+from bridge.errors import DeniedError, TransientError
+from bridge.pulsar.dial import with_grant
 from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.wire.client import Brokers
 from bridge.pulsar.wire.commands import Answer, Kind, WireError, close_consumer, flow, subscribe_reader
-from bridge.pulsar.wire.link import BrokerLink
 from bridge.pulsar.wire.protobuf import numbers_of
+from bridge.settings.pulsar import PulsarSettings
+from sources.broker_link import BrokerLink, read_any
 
-__all__ = ["EntryReader", "RawEntry"]
+__all__ = ["EntryReader", "RawEntry", "WireReaders"]
 
 _CLOSE_S: Final = 5.0
 
@@ -89,3 +93,33 @@ def _entry_of(answer: Answer) -> RawEntry:
     message_id = answer.fields.get(2)
     numbers = numbers_of(message_id) if isinstance(message_id, bytes) else {}
     return RawEntry(numbers.get(1, -1), numbers.get(2, -1), answer.entry)
+
+
+class WireReaders:
+    """Makes readers for one thread, which also reads their connections."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._settings = settings
+        self._brokers = Brokers(settings, BrokerLink)
+        self._timeout_s = settings.operation_timeout_s
+
+    def reader(self, partition: str, ledger: int, entry: int, *, permits: int) -> EntryReader:
+        """Read a partition from an entry on; see ``EntryReader``. Raises TransientError, RefusedError or DeniedError."""
+        until = time.monotonic() + self._timeout_s
+        try:
+            link = self._brokers.owner(partition, f"reading {partition}", until)
+            return EntryReader(
+                link, partition, ledger, entry, permits=permits, timeout_s=max(0.1, until - time.monotonic())
+            )
+        except DeniedError as e:
+            raise with_grant(e, self._settings, partition, "consume") from e
+
+    def read(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for data of the readers, and store it for ``at_hand``: at most a megabyte from each
+        connection.
+        """
+        read_any(self._brokers.connected(), timeout_s)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._brokers.close()
