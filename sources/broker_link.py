@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.pulsar.wire.accepted import Accepted
 from bridge.pulsar.wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
+from bridge.pulsar.wire.connection import Accepted
 
 __all__ = ["BrokerLink", "read_any"]
 

@@ -7,12 +7,16 @@ For each partition, in the order of the log, in groups:
 3. It writes a note with their ids to the partition of the dead letters. Later replays skip the letters of a note.
 
 If the process dies between 1 and 3, the next replay writes the letters a second time with the same property; none is
-lost. Two replays at once would write duplicates, so a replay first takes the lock (``replay_lock``). It is valid for
-all machines, until this process ends.
+lost. Two replays at once would write duplicates, so a replay first takes a lock for all machines: a producer name, unique for
+each partition in Pulsar. Pulsar releases the name if the process ends in any way, because its connection closes. If the
+machine has crashed or the process is frozen, Pulsar releases the name at the next request of another process: the owner
+does not answer for five seconds.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import Counter
@@ -26,8 +30,7 @@ from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, Selection, replayed_note
-from bridge.dead_letters.replay_lock import take_lock
-from bridge.errors import PulsebridgeError, RefusedError, TransientError
+from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import Producer, PulsarClient, our_errors
@@ -38,6 +41,11 @@ __all__ = ["Replayer", "Report"]
 
 _GROUP: Final = 100
 _GROUP_BYTES: Final = 8 * 1024 * 1024
+_LOCK: Final = "pulsebridge-replay"
+_PROCESS: Final = "pulsebridge.process"
+_LOCK_ATTEMPTS: Final = 5
+_LOCK_WAIT_S: Final = 0.2
+"""Time between attempts: Pulsar needs a moment to detect the closed connection of a killed replay."""
 
 
 @dataclass
@@ -99,7 +107,7 @@ class Replayer:
         """
         if not self._dry_run:
             first = self._log.partitions[0]
-            self._writers.add(first, take_lock(self._client, self._admin, first, max_pending=2 * _GROUP))
+            self._writers.add(first, _take_lock(self._client, self._admin, first, max_pending=2 * _GROUP))
         try:
             self._pass()
             self._release()
@@ -260,3 +268,39 @@ class Replayer:
 
 def _operation(one: Replay) -> str:
     return f"replaying {one.letter.id} to {one.topic}"
+
+
+def _take_lock(client: PulsarClient, admin: PulsarAdmin, partition: str, *, max_pending: int) -> Producer:
+    """Return the producer that only one replay can have; closing it releases the lock.
+
+    Raises TerminalError with the process that owns it, TransientError while Pulsar cannot be reached.
+    """
+    for attempt in range(_LOCK_ATTEMPTS):
+        if attempt:
+            time.sleep(_LOCK_WAIT_S)
+        try:
+            return client.producer(
+                partition,
+                batching=False,
+                max_pending=max_pending,
+                name=_LOCK,
+                properties={_PROCESS: f"process {os.getpid()} on {socket.gethostname()}"},
+            )
+        except FencedError:
+            continue
+    raise TerminalError(
+        f"another replay of the dead letters is running{_owner(admin, partition)}",
+        remedy="wait for its end, then list the remaining ones with `pulsebridge dead-letters list --waiting`",
+    )
+
+
+def _owner(admin: PulsarAdmin, partition: str) -> str:
+    try:
+        publishers = admin.stats(partition).get("publishers") or []
+    except PulsebridgeError:  # without the right, the error does not name the owner
+        return ""
+    for one in publishers:
+        if one.get("producerName") == _LOCK:
+            process = (one.get("metadata") or {}).get(_PROCESS) or one.get("address", "")
+            return f": {process}, since {one.get('connectedSince', 'a while')}"
+    return ""

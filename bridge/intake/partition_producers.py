@@ -29,9 +29,9 @@ from bridge.errors import (
 from bridge.intake.blocking import WAIT, Blocking, BlockingPolicy, Phase, Producer
 from bridge.intake.idle import KEEP, IdlePolicy, to_close
 from bridge.intake.metrics import LinkMetrics
+from bridge.intake.provisioning import TopicMaker
 from bridge.intake.readings import Reading, Stalled
 from bridge.intake.stalls import Stall
-from bridge.intake.topic_making import TopicMaker
 from bridge.pulsar.acks import Entry, ProducerQueue, Verdict
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient

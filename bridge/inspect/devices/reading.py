@@ -43,7 +43,6 @@ from bridge.push.position_reader import PositionReader
 from bridge.push.taken import Taken, position_of, record_key
 
 __all__ = [
-    "BACKLOG",
     "OLDEST",
     "Budget",
     "Owner",
@@ -53,8 +52,6 @@ __all__ = [
     "waiting_command",
 ]
 
-BACKLOG: Final = 100_000
-"""Default for the most messages of the backlog to read, over all partitions."""
 OLDEST: Final = 1000
 """Number of devices whose oldest waiting command is read: each distant position needs a separate reader."""
 READER: Final = "pulsebridge-devices"

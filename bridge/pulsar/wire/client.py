@@ -11,9 +11,8 @@ from bridge.loggers import get_logger
 from bridge.pulsar.dial import addresses, credentials, open_connection
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire import commands
-from bridge.pulsar.wire.accepted import Accepted
 from bridge.pulsar.wire.commands import Answer, Redirect, WireError
-from bridge.pulsar.wire.connection import BrokerConnection
+from bridge.pulsar.wire.connection import Accepted, BrokerConnection
 from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
 
