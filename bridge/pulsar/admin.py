@@ -29,7 +29,8 @@ from bridge.settings.pulsar import PulsarSettings
 __all__ = ["PulsarAdmin", "rest_path", "subscription_path"]
 
 _BUSY_ATTEMPTS: Final = 8
-_BUSY_WAIT_S: Final = (0.1, 1.0)
+_BUSY_WAIT_S: Final = 0.1
+_BUSY_LONGEST_S: Final = 1.0
 _VISIBLE_S: Final = 10.0
 _VISIBLE_EVERY_S: Final = 0.05
 _PASSES: Final = ("Subscription Busy", "unable to persist")
@@ -67,7 +68,7 @@ class PulsarAdmin:
             answer = self._http.send(method, path, body=body)
             if answer.status_code != 412 or not any(why in answer.text for why in _PASSES):
                 break
-            time.sleep(backoff_s(attempt, *_BUSY_WAIT_S, random.random()))
+            time.sleep(backoff_s(attempt, _BUSY_WAIT_S, _BUSY_LONGEST_S, random.random()))
         else:
             raise TransientError(
                 f"Pulsar's admin answered 412 to {method} {path}: the subscription cannot be moved now"
