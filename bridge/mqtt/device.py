@@ -261,7 +261,8 @@ def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
     """
     token = secrets.token_hex(8)
     arrived = threading.Event()
-    settings = MqttSettings(host=host, port=port, protocol="3.1.1")
+    # Short waits: a server that starts refuses connections first.
+    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min_s=0.05, reconnect_max_s=0.25)
     client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
     client.connect(timeout)
     try:

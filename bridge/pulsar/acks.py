@@ -122,11 +122,6 @@ class ProducerQueue:
         return len(self.waiting) + self._given
 
     @property
-    def careful(self) -> bool:
-        """Whether messages are sent one at a time."""
-        return self._careful_left > 0
-
-    @property
     def oldest(self) -> Entry | None:
         """The first message that is not known to be stored."""
         if self.sent:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from urllib.parse import urlsplit
 
-import httpx
-
 __all__ = ["mqtt_address", "mqtt_round_trip", "pulsar_healthy", "pulsar_round_trip"]
 
 _READY_TOPIC = "persistent://public/default/pulsebridge-ready"
@@ -20,11 +18,11 @@ def mqtt_address(url: str) -> tuple[str, int]:
 
 def pulsar_healthy(admin_url: str, timeout_s: float) -> bool:
     """Return whether the broker passes its health check, which produces and reads a message."""
-    try:
-        answer = httpx.get(f"{admin_url}/admin/v2/brokers/health", timeout=timeout_s, trust_env=False)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code == 200
+    from bridge.pulsar.admin import PulsarAdmin
+    from bridge.settings.pulsar import PulsarSettings
+
+    with PulsarAdmin(PulsarSettings(admin_url=admin_url), timeout_s=timeout_s) as admin:
+        return admin.healthy()
 
 
 def pulsar_round_trip(service_url: str, admin_url: str) -> None:
