@@ -176,6 +176,10 @@ class PulsarAdmin:
         """Remove a property of a topic."""
         self.request("DELETE", f"/{rest_path(topic)}/properties?key={quote(name, safe='')}", accept=(404,))
 
+    def subscriptions(self, partition: str) -> list[str]:
+        """Return the names of the subscriptions of a partition; none of a missing one."""
+        return list(self.request("GET", f"/{rest_path(partition)}/subscriptions", accept=(404,)) or [])
+
     # --- statistics ---
 
     def internal_stats(self, partition: str) -> dict[str, Any]:

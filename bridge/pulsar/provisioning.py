@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import structlog
 
@@ -159,8 +158,7 @@ def partitions_with(admin: PulsarAdmin, topic: str, subscription: str) -> int:
     partitions = admin.partition_count(topic)
     if not partitions:
         return 0
-    path = f"/{rest_path(partition_name(topic, partitions - 1))}/subscriptions"
-    return partitions if subscription in (admin.request("GET", path, accept=(404,)) or []) else 0
+    return partitions if subscription in admin.subscriptions(partition_name(topic, partitions - 1)) else 0
 
 
 def groups_ready(admin: PulsarAdmin) -> bool:
@@ -168,8 +166,7 @@ def groups_ready(admin: PulsarAdmin) -> bool:
     for need in group_needs(admin.settings):
         if not admin.partition_count(need.topic):
             return False
-        path = f"/{rest_path(partition_name(need.topic, 0))}/subscriptions"
-        if not set(need.subscriptions) <= set(admin.request("GET", path, accept=(404,)) or []):
+        if not set(need.subscriptions) <= set(admin.subscriptions(partition_name(need.topic, 0))):
             return False
     return True
 
@@ -281,7 +278,7 @@ def _compare_topic(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
     partitions = partition_names(need.topic, int(metadata["partitions"]))
     for partition in partitions if need.subscriptions else ():
         try:
-            existing: Any = admin.request("GET", f"/{rest_path(partition)}/subscriptions", accept=(404,)) or []
+            existing = admin.subscriptions(partition)
         except ForbiddenError:
             found.unchecked.append(f"subscriptions of {partition} (needs consume)")
             continue

@@ -143,13 +143,7 @@ def _resend_letters(settings: Settings, selection: Selection, *, remap: bool, dr
         if remap:
             from bridge.intake.provisioning import known_topics
 
-            mapper = Mapper(
-                settings.ingest,
-                pulsar=settings.pulsar,
-                known=known_topics(admin),
-                answers=settings.push.resumed_topic,
-                max_name_bytes=settings.max_name_bytes,
-            )
+            mapper = Mapper.of(settings, known_topics(admin))
         report = Replayer(
             client,
             admin,

@@ -32,13 +32,7 @@ def explanation_of(
 
     If a rule reads the device from each message, ``payload`` and ``user`` properties are those of the message.
     """
-    mapper = Mapper(
-        settings.ingest,
-        pulsar=settings.pulsar,
-        answers=settings.push.resumed_topic,
-        max_name_bytes=settings.max_name_bytes,
-    )
-    found = mapper.explain(mqtt_topic, payload, user)
+    found = Mapper.of(settings).explain(mqtt_topic, payload, user)
     rule = found.rule
     levels = mqtt_topic.split("/")
     filters = with_resume(subscriptions(settings.ingest), settings.ingest)
