@@ -59,13 +59,13 @@ def _ingest(
     if shard is not None and workers is not None:
         raise ConfigError("--shard and --workers exclude each other", remedy="give --workers N alone")
     if workers is not None:
-        from bridge.ingest.workers import run_workers
+        from pulsebridge.workers.supervisor import run_workers
 
         sys.exit(run_workers(config, list(sets or ()), workers))
     from bridge.ingest.service import run
 
     if owned:
-        from bridge.ingest.workers import end_with_owner
+        from pulsebridge.workers.supervisor import end_with_owner
 
         end_with_owner()
     clean = run(settings_from(config, sets, {"ingest.shard": shard}), shares_ports=owned)

@@ -24,10 +24,10 @@ from typing import Final
 
 import structlog
 
-from bridge.ingest.restarts import Restarts
-from bridge.ingest.shared_ports import refuse_without_sharing, reserved
 from bridge.settings import Settings
 from bridge.settings.loading import settings_from
+from pulsebridge.workers.restarts import Restarts
+from pulsebridge.workers.shared_ports import refuse_without_sharing, reserved
 
 __all__ = ["end_with_owner", "run_workers"]
 
