@@ -16,6 +16,7 @@ __all__ = [
     "DataLossError",
     "DeniedError",
     "FencedError",
+    "ForbiddenError",
     "MissingExtraError",
     "PulsebridgeError",
     "RefusedError",
@@ -77,6 +78,10 @@ class DeniedError(RefusedError):
 
     The message in flight is valid: the server accepts it with other credentials.
     """
+
+
+class ForbiddenError(DeniedError):
+    """Raised if a server accepts the credentials of this client, but the role lacks the right for the operation."""
 
 
 class TerminatedError(RefusedError):

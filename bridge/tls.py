@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from bridge.errors import ConfigError, DeniedError
 
-__all__ = ["TlsFiles", "client_context", "handshake_problem"]
+__all__ = ["TlsFiles", "client_context", "file_stamps", "handshake_problem"]
 
 _EXPIRED: Final = (10,)
 _NOT_YET: Final = (9,)
@@ -75,6 +75,19 @@ def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True
             remedy="give readable PEM files that belong together, the key without a passphrase",
         ) from e
     return context
+
+
+def file_stamps(*files: Path | None) -> tuple[tuple[int, ...], ...]:
+    """Return a value that changes if one of the files is replaced or rewritten."""
+    return tuple(_stamp(file) for file in files if file is not None)
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def handshake_problem(error: BaseException, files: TlsFiles, section: str, where: str) -> DeniedError | None:

@@ -33,7 +33,7 @@ __all__ = ["CommandsSink"]
 
 
 class CommandsSink(DataSource):
-    """The sink ``pulsebridge_commands``. Its columns are ``bridge.contract.COMMAND_COLUMNS``."""
+    """The sink ``pulsebridge_commands``. Its columns are ``sinks.columns.COMMAND_COLUMNS``."""
 
     @classmethod
     def name(cls) -> str:

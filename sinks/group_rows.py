@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge.contract.commands import Problem
-from bridge.contract.groups import GROUP_MEMBER_COLUMNS, MEMBER, member_key
+from bridge.contract.groups import MEMBER, member_key
 from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from sinks.arrow_rows import readable, rows_of
+from sinks.columns import GROUP_MEMBER_COLUMNS
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:

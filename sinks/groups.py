@@ -29,7 +29,7 @@ __all__ = ["GroupsSink"]
 
 
 class GroupsSink(DataSource):
-    """The sink ``pulsebridge_groups``. Its columns are ``bridge.contract.groups.GROUP_MEMBER_COLUMNS``."""
+    """The sink ``pulsebridge_groups``. Its columns are ``sinks.columns.GROUP_MEMBER_COLUMNS``."""
 
     @classmethod
     def name(cls) -> str:

@@ -27,7 +27,7 @@ __all__ = ["MqttSink"]
 
 
 class MqttSink(DataSource):
-    """The sink ``pulsebridge_mqtt``. Its columns are ``bridge.contract.MQTT_SINK_COLUMNS``."""
+    """The sink ``pulsebridge_mqtt``. Its columns are ``sinks.columns.MQTT_SINK_COLUMNS``."""
 
     @classmethod
     def name(cls) -> str:

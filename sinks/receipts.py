@@ -13,8 +13,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bridge.contract import COMMAND_COLUMNS, RECEIPT_COLUMNS
+from bridge.contract import RECEIPT_COLUMNS
 from bridge.errors import ContractError
+from sinks.columns import COMMAND_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,7 +62,7 @@ def with_receipts(
     ``commands`` has the columns of ``pulsebridge_commands``, each command once or several times. ``receipts`` is the
     topic command-receipts as ``format("pulsebridge")`` reads it. One id for several devices is several commands, and so
     several rows. Without a column ``device`` only the id counts. ``state`` is null without a receipt: the command is
-    in flight, or its device is offline. A command that ``pulsebridge commands resend`` repeated has the state of the
+    in flight, or its device is offline. A command that ``pulsebridge resend`` repeated has the state of the
     last of its copies, ``ID~2`` and so on. Copies that are among the commands have their own rows as well.
 
     Both may be streams. Then commands need ``emitted_at``. A command is kept until both streams contain one that is
@@ -85,7 +86,7 @@ def by_group(receipts: DataFrame) -> DataFrame:
     """Return the number of devices in each ``state`` by command to a group, in batch.
 
     Its columns are ``group``, ``group_command_id``, ``state`` and ``devices``. The receipt ``expanded`` of the group
-    command has the expected number (``members``), without devices that joined later. If ``pulsebridge commands resend``
+    command has the expected number (``members``), without devices that joined later. If ``pulsebridge resend``
     repeated a member's command, the member counts once, by the last copy.
 
     ``receipts`` is the topic command-receipts as ``format("pulsebridge")`` reads it.

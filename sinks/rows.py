@@ -6,22 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.contract import (
-    C_CAUSE,
-    C_DEVICE,
-    C_EMITTED,
-    C_EXPIRES,
-    C_GROUP,
-    C_ID,
-    C_QOS,
-    C_RETAIN,
-    C_TOPIC,
-    COMMAND_COLUMNS,
-)
+from bridge.contract import C_CAUSE, C_DEVICE, C_EMITTED, C_EXPIRES, C_GROUP, C_ID, C_QOS, C_RETAIN, C_TOPIC
 from bridge.contract.commands import MAX_COMMAND_BYTES, Command, Problem, command_problem, encode_command
 from bridge.contract.groups import GroupCommand, encode_group_command, group_problem
 from bridge.contract.names import DEFAULT_MAX_NAME_BYTES
 from sinks.arrow_rows import readable, rows_of
+from sinks.columns import COMMAND_COLUMNS
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:

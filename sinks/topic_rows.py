@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bridge.contract import P_DEVICE, SOURCE_COLUMNS, TOPIC_SINK_COLUMNS, base_topic, full_name
+from bridge.contract import P_DEVICE, SOURCE_COLUMNS, base_topic, full_name
 from bridge.contract.commands import MAX_COMMAND_BYTES, Problem
 from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from sinks.arrow_rows import is_time, readable, rows_of
+from sinks.columns import TOPIC_SINK_COLUMNS
 from sinks.messages import BadRow, PulsarMessage, check_columns
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ __all__ = ["NoReading", "TopicSink"]
 
 
 class TopicSink(DataSource):
-    """The writing half of ``pulsebridge``. Its columns are ``bridge.contract.TOPIC_SINK_COLUMNS``."""
+    """The writing half of ``pulsebridge``. Its columns are ``sinks.columns.TOPIC_SINK_COLUMNS``."""
 
     @classmethod
     def name(cls) -> str:

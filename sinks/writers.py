@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
+from bridge.collector import exclude_imports
 from bridge.errors import ContractError
-from bridge.spark.worker import exclude_imports
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter

@@ -16,11 +16,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from bridge.errors import ConfigError, PulsebridgeError
 from bridge.spark.formats import joined
-from bridge.spark.python_start import start_from_packages
 from sources import partitions
 from sources.notes import log_notes
 from sources.options import SourceOptions, parse
 from sources.pushdown import Narrowed, narrow
+from sources.python_start import start_from_packages
 from sources.spark_features import lacking_in_batch, spark_features
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _SESSION: Final = {
 def register(spark: SparkSession) -> None:
     """Register ``format("pulsebridge")`` in this session. Repeated calls have no effect.
 
-    On a local master, Spark's Python processes then start from the installed packages (``bridge.spark.python_start``).
+    On a local master, Spark's Python processes then start from the installed packages (``sources.python_start``).
     Enables filter pushdown to Python sources, and hides ``authParams`` in the options of a view, unless the session
     sets these settings itself.
     """

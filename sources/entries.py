@@ -18,8 +18,8 @@ from google_crc32c import value as crc32c
 from bridge.contract.decoding import LAST_US
 from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.pulsar.wire.protobuf import fields, number, read_varint, text
-from bridge.pulsar.wire.reader import RawEntry
 from sources.chunks import ChunkPart
+from sources.entry_reader import RawEntry
 
 __all__ = [
     "Entry",

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bridge.contract import Behind, Position
+from bridge.contract import Position
 from sources.planning import PartitionView
 
-__all__ = ["BEHIND", "Lag", "as_json"]
+__all__ = ["BEHIND", "Behind", "Lag", "as_json"]
 
 BEHIND: Final = "behind"
 """Key of the lag in the ``latestOffset`` of a query's progress."""
 _ASK_S: Final = 1.0
+
+
+class Behind(NamedTuple):
+    """The lag of a query in one partition after its last batch."""
+
+    entries: int
+    size: int
+    """Bytes as stored."""
+    seconds: float | None
+    """Age of the first unread entry, 0 without one, None if Pulsar did not report it."""
 
 
 class Lag:

@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
-from bridge.contract import Behind
+from sources.lag import Behind
 
 __all__ = ["QueryMetrics", "SourceMetrics"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from bridge.spark.worker import exclude_imports
+from bridge.collector import exclude_imports
 
 if TYPE_CHECKING:
     from sources.reading import ReadTask

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from bridge.contract import Behind
 from bridge.loggers import get_logger
-from sources.lag import BEHIND
+from sources.lag import BEHIND, Behind
 from sources.metrics import QueryMetrics, SourceMetrics
 from sources.spark_internals import JsonListener
 

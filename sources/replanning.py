@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bridge.contract import Position, base_topic
-from bridge.dead_letters.showing import since_us
 from bridge.errors import ConfigError
 from bridge.pulsar.admin import PulsarAdmin
+from bridge.times import since_us
 from sources.offsets import Offset
 from sources.snapshot import Catalog
 

@@ -311,8 +311,8 @@ class Job:
         seconds = default_s if flow.trigger_s is None else flow.trigger_s
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
-            from bridge.pulsar.provisioning import provision_alerts
             from sinks.options import sink_options
+            from streaming.pulsar_readiness import provision_alerts
 
             pulsar = self.settings.pulsar
             if "alert" in rows.columns:
@@ -407,10 +407,10 @@ def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
 def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:
     from bridge.health import Health
     from bridge.metrics import serving
-    from bridge.pulsar.provisioning import await_pulsar
     from sources.progress import SourceProgress
     from sources.query_progress import QueryProgress
     from sources.stream_metrics import StreamMetrics
+    from streaming.pulsar_readiness import await_pulsar
     from streaming.session import job_session
 
     stop = threading.Event()

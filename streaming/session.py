@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.loading import conf_path
-from bridge.spark.captured_output import printing_to
-from bridge.spark.niceness import lower_priority
-from bridge.spark.python_start import local_python
+from sources.python_start import local_python
+from streaming.captured_output import printing_to
+from streaming.niceness import lower_priority
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ def _pairs(name: str) -> dict[str, str]:
 
 def delta_jars(cache_dir: Path | None = None) -> list[Path]:
     """Return Delta's jars from the cache, downloaded once. Spark does not resolve them at its start."""
-    from bridge.downloads.spark_jars import delta_jars as cached
+    from streaming.downloads.spark_jars import delta_jars as cached
 
     return list(cached(cache_dir))
 

@@ -50,7 +50,6 @@ ENTRY_VERSION: Final = "2"  # of an index entry: a command whose payload is in a
 GROUP_COMMAND_VERSION: Final = "1"
 GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
-_RECEIPT_VERSIONS: Final = ("1", "2", RECEIPT_VERSION)
 CURSOR_VERSION: Final = 2  # also of the separate record of ids; version 1, which contains all ids, is read as well
 SEGMENT_VERSION: Final = 1
 MOVED_VERSION: Final = 2  # of a segment of parked commands that names copies in ``PARKED_TOPIC``
@@ -82,20 +81,6 @@ GROUP_COMMANDS_TOPIC: Final = "group-commands"
 GROUP_MEMBERS_TOPIC: Final = "group-members"  # the members of groups, by Spark; see ``bridge.contract.groups``
 GROUP_ROSTER_TOPIC: Final = "group-roster"  # the state of their expander; see ``bridge.push.groups.roster``
 RESUME_TOPIC: Final = "device-resume"  # resume requests, keyed and partitioned as the commands (H27)
-SYSTEM_TOPICS: Final = (
-    COMMANDS_TOPIC,
-    CURSORS_TOPIC,
-    RECEIPTS_TOPIC,
-    DEAD_LETTERS_TOPIC,
-    ALERTS_TOPIC,
-    INSTANCES_TOPIC,
-    PRESENCE_TOPIC,
-    PARKED_TOPIC,
-    GROUP_COMMANDS_TOPIC,
-    GROUP_MEMBERS_TOPIC,
-    GROUP_ROSTER_TOPIC,
-    RESUME_TOPIC,
-)
 
 TENANT: Final = "public"
 NAMESPACE: Final = "pulsebridge"
@@ -168,12 +153,11 @@ P_DEAD_CUT: Final = "pb.dead.cut"
 P_DEAD_KEY: Final = "pb.dead.key"
 """The key of the message; absent if the dead letter has the same key."""
 P_DEAD_NOTE: Final = "pb.dead.note"
-"""On a message of the dead letter topic that is not a dead letter: its kind, one of ``DEAD_NOTES``."""
+"""On a message of the dead letter topic that is not a dead letter: its kind."""
 NOTE_REPLAYED: Final = "replayed"
 """The payload is a JSON array: ``ledger:entry`` of replayed dead letters in the same partition."""
 NOTE_PROBE: Final = "probe"
 """Ingest tests whether Pulsar accepts messages. ``P_DEAD_TOPIC`` does not, because of ``P_DEAD_REASON``."""
-DEAD_NOTES: Final = (NOTE_REPLAYED, NOTE_PROBE)
 P_REPLAYED: Final = "pb.replayed"
 """On a message that was replayed from a dead letter: the id of the dead letter, ``partition:ledger:entry``."""
 
@@ -196,21 +180,6 @@ C_GROUP: Final = "command.group"  # on a group command (also its key); on its in
 C_GROUP_ID: Final = "command.group_command_id"  # the ``C_ID`` of the group command
 C_REF: Final = "command.ref"  # position of the group command, which has the payload: ``ledger:entry:index``
 C_SIZE: Final = "command.size"  # length of that payload in bytes
-
-COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("command_id", "string"),
-    ("device", "string"),
-    ("mqtt_topic", "string"),
-    ("payload", "binary"),
-    ("qos", "int"),
-    ("retain", "boolean"),
-    ("expires_at", "timestamp"),
-    ("emitted_at", "timestamp"),
-    ("cause", "string"),
-    ("group", "string"),
-)
-"""Columns of a command row, in order, with Spark SQL types. ``command_id``, ``payload`` and either ``device`` with
-``mqtt_topic`` or ``group`` are required; the others may be absent or null (``qos`` 1, ``retain`` false, no expiry)."""
 
 ANSWER_FAILED_PROPERTY: Final = "failed"
 """User property of a device's answer; with ``1`` the device has failed to execute the command, and push resends it."""
@@ -285,7 +254,7 @@ class Receipt:
     @decodes("a command receipt")
     def decode(cls, payload: bytes) -> Receipt:
         """Read a receipt. Raises ContractError if the payload is not one of a known version."""
-        body = json_record(payload, "receipt", _RECEIPT_VERSIONS)
+        body = json_record(payload, "receipt", [RECEIPT_VERSION])
         known = checked_fields(body, {n: k for n, k in cls.__annotations__.items() if n != "answer"})
         for name in ("emitted_at_us", "pushed_at_us", "confirmed_at_us", "answered_at_us"):
             checked_whole(known.get(name, 0), 0, LAST_US)
@@ -325,35 +294,6 @@ SOURCE_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
 """Columns of ``format("pulsebridge")``, in order, with Spark SQL types. ``payload`` is ``value`` by its MQTT name."""
 
 
-TOPIC_SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "value": ("binary", "string"),
-    "payload": ("binary", "string"),
-    "__key": ("string", "binary"),
-    "__orderingKey": ("string",),
-    "__topic": ("string",),
-    "__eventTime": ("timestamp", "bigint"),
-    "__messageProperties": ("map<string,string>",),
-}
-"""The columns that ``format("pulsebridge")`` writes, with their types. ``value`` or ``payload`` is required; null in it
-is a tombstone. A ``__eventTime`` that is a number is in ms since the epoch. The other columns of the source contain the
-position of a row, or repeat values of ``__messageProperties``."""
-
-MQTT_SINK_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "mqtt_topic": ("string",),
-    "payload": ("binary", "string"),
-    "qos": ("int",),
-    "retain": ("boolean",),
-    "content_type": ("string",),
-    "response_topic": ("string",),
-    "correlation_data": ("binary",),
-    "user_properties": ("array<struct<name:string,value:string>>",),
-    "payload_format": ("int",),
-    "expiry_s": ("int", "bigint"),
-}
-"""Columns of ``format("pulsebridge_mqtt")``, with the source's names if it has them. ``payload`` is required, and
-``mqtt_topic`` without the option ``topic``; from ``content_type`` on they need MQTT 5."""
-
-
 # --- topic names ------------------------------------------------------------------------------------------------
 
 _PARTITION: Final = "-partition-"
@@ -371,16 +311,6 @@ class Position(NamedTuple):
         """Read ``ledger:entry``, as Pulsar's admin writes it. Raises ValueError."""
         ledger, _, entry = str(text).partition(":")
         return cls(int(ledger), int(entry))
-
-
-class Behind(NamedTuple):
-    """The lag of a query in one partition after its last batch."""
-
-    entries: int
-    size: int
-    """Bytes as stored."""
-    seconds: float | None
-    """Age of the first unread entry, 0 without one, None if Pulsar did not report it."""
 
 
 def topic_name(tenant: str, namespace: str, local: str) -> str:

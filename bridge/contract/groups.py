@@ -40,7 +40,6 @@ from bridge.errors import ContractError
 
 __all__ = [
     "DEVICE_MARK",
-    "GROUP_MEMBER_COLUMNS",
     "MEMBER",
     "GroupCommand",
     "decode_group_command",
@@ -54,13 +53,6 @@ __all__ = [
 ]
 
 GROUP_MEMBER_VERSION: Final = 1
-GROUP_MEMBER_COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "group": ("string",),
-    "device": ("string",),
-    "member": ("boolean",),
-}
-"""Columns of ``format("pulsebridge_groups")``. ``group`` and ``device`` are required. Only ``member`` false removes the
-device from the group."""
 
 DEVICE_MARK: Final = "{device}"
 MEMBER: Final = json.dumps({"v": GROUP_MEMBER_VERSION}, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
-"""Dead letters: their format, the reader of their topic, and their replay to the original topics.
+"""Dead letters and failed commands: their format and records, and the resend of both.
 
-The modules letters, plan, records and showing are pure.
+The modules history, letters, plan and records are pure.
 """
 
 from __future__ import annotations

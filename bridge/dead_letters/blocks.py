@@ -18,12 +18,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import Final, Literal
-from urllib.parse import quote
 
 from bridge.contract.decoding import LAST_US, checked_text, checked_whole, decodes, json_of_record
 from bridge.display import printable
 from bridge.errors import ContractError
-from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin
 
 __all__ = ["Block", "BlockState", "BlockStore"]
 
@@ -60,34 +59,31 @@ class BlockStore:
 
     def load(self, topic: str) -> list[Block]:
         """Return the blocks of a topic; none if the topic does not exist."""
-        found = self._admin.request("GET", f"/{rest_path(topic)}/properties", accept=(404,)) or {}
-        return [block for name, value in sorted(found.items()) if (block := _decode(name, value)) is not None]
+        found = self._admin.properties(topic, _PREFIX)
+        return [_decode(name, value) for name, value in found.items()]
 
     def store(self, topic: str, block: Block) -> None:
         """Store a block; it replaces the same worker's block of the partition."""
-        self._admin.request("PUT", f"/{rest_path(topic)}/properties", body={block.name: block.encode()})
+        self._admin.set_property(topic, block.name, block.encode())
 
     def remove(self, topic: str, block: Block) -> None:
         """Remove a block."""
-        name = quote(block.name, safe="")
-        self._admin.request("DELETE", f"/{rest_path(topic)}/properties?key={name}", accept=(404,))
+        self._admin.remove_property(topic, block.name)
 
 
-def _decode(name: str, value: str) -> Block | None:
-    if not name.startswith(_PREFIX):
-        return None
+def _decode(name: str, value: str) -> Block:
     try:
         return _read(name, value)
     except ContractError as e:
         raise ContractError(
-            f"the property {printable(name)} cannot be read: {e.what}",
+            f"the property {_PREFIX}{printable(name)} cannot be read: {e.what}",
             remedy="remove it with pulsar-admin topics remove-properties",
         ) from e
 
 
 @decodes("a block of a partition")
 def _read(name: str, value: str) -> Block:
-    partition, _, client_id = name[len(_PREFIX) :].partition(".")
+    partition, _, client_id = name.partition(".")
     fields = json_of_record(value)
     since_us = checked_whole(fields["since_us"], 0, LAST_US)
     return Block(int(partition), client_id, fields["state"], since_us, checked_text(fields["why"]))

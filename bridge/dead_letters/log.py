@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
 from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, note_of
 from bridge.errors import TerminalError
-from bridge.pulsar.client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, our_errors, properties_of
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.client import NO_TEXT, Message, PulsarClient, key_of, properties_of
+from bridge.pulsar.topic_end import read_partition
 
 __all__ = ["DeadLetterLog"]
 
@@ -29,13 +29,8 @@ class DeadLetterLog:
     def scan(self, partition: int) -> Iterator[DeadLetter | Note]:
         """Yield the records of one partition from its beginning to its end, which may advance meanwhile."""
         name = self.partitions[partition]
-        reader = self._client.reader(name, EARLIEST, queue=200)
-        try:
-            for message in read_to_end(reader, self._client.settings, name):
-                yield _record(message, partition)
-        finally:
-            with our_errors(f"closing the reader of {name}"):
-                reader.close()
+        for message in read_partition(self._client, name, queue=200):
+            yield _record(message, partition)
 
     def replayed(self, partition: int) -> set[LetterPosition]:
         """Return the positions of the replayed letters of one partition."""

@@ -77,7 +77,7 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
     if mapper is not None:
         return _remapped(letter, properties, settings, mapper)
     if not letter.target:
-        return Refusal(letter, "no rule named a topic for it: correct the rules and replay it with --remap")
+        return Refusal(letter, "no rule named a topic for it: correct the rules and resend it with --remap")
     if letter.target == settings.system_topic(GROUP_COMMANDS_TOPIC):
         return _to_group(letter, properties)
     problem = _topic_problem(letter.target, properties, settings) or _command_problem(letter, properties, settings)
@@ -113,7 +113,7 @@ def _command_problem(letter: DeadLetter, properties: Mapping[str, str], settings
         command = decode_command(properties, letter.payload)
     except ContractError:
         return ""  # push could not read it, so no cursor contains its id: a later release may read it
-    resend = shlex.join(["pulsebridge", "commands", "resend", command.command_id, "--device", command.device])
+    resend = shlex.join(["pulsebridge", "resend", command.command_id, "--device", command.device])
     of_group = "" if command.ref is None else f" ({command.ref.command_id} of the group {command.ref.group})"
     return (
         f"push dead-lettered the command {command.command_id}{of_group}; it may know the id and then drops a command "

@@ -7,18 +7,22 @@ For each partition, in the order of the log, in groups:
 3. It writes a note with their ids to the partition of the dead letters. Later replays skip the letters of a note.
 
 If the process dies between 1 and 3, the next replay writes the letters a second time with the same property; none is
-lost. Two replays at once would write duplicates, so a replay first takes the lock (``replay_lock``). It is valid for
-all machines, until this process ends.
+lost. Two replays at once would write duplicates, so a replay first takes a lock for all machines: a producer name, unique for
+each partition in Pulsar. Pulsar releases the name if the process ends in any way, because its connection closes. If the
+machine has crashed or the process is frozen, Pulsar releases the name at the next request of another process: the owner
+does not answer for five seconds.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bridge.contract import COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC, partition_name
 from bridge.contract.partitioning import partition_of
@@ -26,18 +30,22 @@ from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, Selection, replayed_note
-from bridge.dead_letters.replay_lock import take_lock
-from bridge.errors import PulsebridgeError, RefusedError, TransientError
+from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import OK, Producer, PulsarClient, our_errors
-from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.client import Producer, PulsarClient, our_errors
+from bridge.pulsar.sending import PartitionWriters, Receipts
 from bridge.routing.mapper import Mapper
 
 __all__ = ["Replayer", "Report"]
 
 _GROUP: Final = 100
 _GROUP_BYTES: Final = 8 * 1024 * 1024
+_LOCK: Final = "pulsebridge-replay"
+_PROCESS: Final = "pulsebridge.process"
+_LOCK_ATTEMPTS: Final = 5
+_LOCK_WAIT_S: Final = 0.2
+"""Time between attempts: Pulsar needs a moment to detect the closed connection of a killed replay."""
 
 
 @dataclass
@@ -84,7 +92,7 @@ class Replayer:
         self._report_line = report_line
         self._log = DeadLetterLog(client)
         self._partitions: dict[str, int] = {}
-        self._producers: dict[str, Producer] = {}
+        self._writers = PartitionWriters(client, 2 * _GROUP)  # at most one group waits
         self._refused: dict[str, Refusal] = {}
         self._targets: set[str] = set()
         self._already: set[LetterId] = set()
@@ -99,13 +107,12 @@ class Replayer:
         """
         if not self._dry_run:
             first = self._log.partitions[0]
-            self._producers[first] = take_lock(self._client, self._admin, first, max_pending=2 * _GROUP)
+            self._writers.add(first, _take_lock(self._client, self._admin, first, max_pending=2 * _GROUP))
         try:
             self._pass()
             self._release()
         finally:
-            for producer in self._producers.values():
-                _close(producer)
+            self._writers.close()
             self.report.refused = list(self._refused.values())
             self.report.already = len(self._already)
         return self.report
@@ -150,34 +157,28 @@ class Replayer:
             self.report.replayed.update(one.topic for one in group)
             return
         group = [one for one in group if self._open(one)]
-        answers = _Answers(len(group))
-        for number, one in enumerate(group):
-            with our_errors(f"replaying {one.letter.id} to {one.topic}"):
+        receipts = Receipts()
+        for one in group:
+            with our_errors(_operation(one)):
                 self._producer_for(one).send_async(
                     one.letter.payload,
-                    answers.of(number),
+                    receipts.of(one.letter.id),
                     properties=one.properties,
                     partition_key=one.key,
                     event_timestamp=one.letter.event_ms or None,
                 )
         reach("replay_before_receipt")
-        answers.wait(self._confirm_s)
+        receipts.wait(self._confirm_s)
         reach("replay_before_mark")
         done: list[LetterPosition] = []
         failure: PulsebridgeError | None = None
-        for number, one in enumerate(group):
-            result = answers.results.get(number)
-            if result == OK:
+        for one in group:
+            error = receipts.error(one.letter.id, _operation(one))
+            if error is None:
                 done.append(one.letter.id.position)
                 self._own.add(one.letter.id)
                 self.report.replayed[one.topic] += 1
-                continue
-            error = (
-                TransientError(f"Pulsar does not confirm messages to {one.topic}")
-                if result is None
-                else as_our_error(result, f"replaying {one.letter.id} to {one.topic}")
-            )
-            if isinstance(error, RefusedError):
+            elif isinstance(error, RefusedError):
                 self._refused[str(one.letter.id)] = Refusal(one.letter, error.what)
             else:
                 failure = failure or error
@@ -198,13 +199,14 @@ class Replayer:
 
     def _note(self, partition: int, done: list[LetterPosition]) -> None:
         payload, properties = replayed_note(done)
-        answers = _Answers(1)
-        with our_errors(f"writing a note of the replay to {self._log.topic}"):
-            self._producer(self._log.partitions[partition]).send_async(
-                payload, answers.of(0), properties=properties, partition_key="note"
+        receipts = Receipts()
+        operation = f"writing a note of the replay to {self._log.topic}"
+        with our_errors(operation):
+            self._writers.of(self._log.partitions[partition]).send_async(
+                payload, receipts.of("note"), properties=properties, partition_key="note"
             )
-        answers.wait(self._confirm_s)
-        if answers.results.get(0) != OK:
+        receipts.wait(self._confirm_s)
+        if receipts.error("note", operation) is not None:
             raise TransientError(
                 f"Pulsar did not store the note of the replay ({len(done)} messages)",
                 remedy="repeat the replay: it writes these messages a second time, with the property pb.replayed",
@@ -220,15 +222,7 @@ class Replayer:
             }
             count = self._admin.create_partitioned(one.topic, of_commands.get(one.topic, settings.partitions))
             self._partitions[one.topic] = count
-        return self._producer(partition_name(one.topic, partition_of(one.key, count)) if count else one.topic)
-
-    def _producer(self, name: str) -> Producer:
-        found = self._producers.get(name)
-        if found is None:
-            # Unbatched, because a refusal then names one message. At most one group waits.
-            found = self._client.producer(name, batching=False, chunking=False, max_pending=2 * _GROUP)
-            self._producers[name] = found
-        return found
+        return self._writers.of(partition_name(one.topic, partition_of(one.key, count)) if count else one.topic)
 
     # --- release of blocks ---
 
@@ -272,30 +266,41 @@ class Replayer:
             pause.wait(0.3)
 
 
-class _Answers:
-    """The receipts of a group, collected on Pulsar's threads."""
-
-    def __init__(self, expected: int) -> None:
-        self.results: dict[int, Any] = {}
-        self._expected = expected
-        self._all = threading.Event()
-
-    def of(self, number: int) -> Callable[[Any, Any], None]:
-        def answered(result: Any, _id: Any) -> None:  # must never raise: the C++ client would end the process
-            self.results[number] = result
-            if len(self.results) == self._expected:
-                self._all.set()
-
-        return answered
-
-    def wait(self, timeout_s: float) -> None:
-        if self._expected:
-            self._all.wait(timeout_s)
+def _operation(one: Replay) -> str:
+    return f"replaying {one.letter.id} to {one.topic}"
 
 
-def _close(producer: Producer) -> None:
+def _take_lock(client: PulsarClient, admin: PulsarAdmin, partition: str, *, max_pending: int) -> Producer:
+    """Return the producer that only one replay can have; closing it releases the lock.
+
+    Raises TerminalError with the process that owns it, TransientError while Pulsar cannot be reached.
+    """
+    for attempt in range(_LOCK_ATTEMPTS):
+        if attempt:
+            time.sleep(_LOCK_WAIT_S)
+        try:
+            return client.producer(
+                partition,
+                batching=False,
+                max_pending=max_pending,
+                name=_LOCK,
+                properties={_PROCESS: f"process {os.getpid()} on {socket.gethostname()}"},
+            )
+        except FencedError:
+            continue
+    raise TerminalError(
+        f"another replay of the dead letters is running{_owner(admin, partition)}",
+        remedy="wait for its end, then list the remaining ones with `pulsebridge dead-letters list --waiting`",
+    )
+
+
+def _owner(admin: PulsarAdmin, partition: str) -> str:
     try:
-        with our_errors("closing a producer"):
-            producer.close()
-    except PulsebridgeError:  # the replay has waited for all receipts
-        return
+        publishers = admin.stats(partition).get("publishers") or []
+    except PulsebridgeError:  # without the right, the error does not name the owner
+        return ""
+    for one in publishers:
+        if one.get("producerName") == _LOCK:
+            process = (one.get("metadata") or {}).get(_PROCESS) or one.get("address", "")
+            return f": {process}, since {one.get('connectedSince', 'a while')}"
+    return ""

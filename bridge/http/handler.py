@@ -10,7 +10,6 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -20,6 +19,7 @@ from bridge.intake.awaited import AwaitedIntake
 from bridge.protocols.handler import Acceptor, Address, ProtocolHandler, Service
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
+from bridge.tls import file_stamps
 
 if TYPE_CHECKING:
     from bridge.http.app import HttpApp
@@ -98,8 +98,7 @@ class HttpHandler(ProtocolHandler):
 
     def _stamps(self) -> tuple[tuple[int, ...], ...]:
         http = self._http
-        files = [f for f in (http.tls_certificate, http.tls_private_key, http.tls_client_ca) if f is not None]
-        return tuple(_stamp(f) for f in files)
+        return file_stamps(http.tls_certificate, http.tls_private_key, http.tls_client_ca)
 
     def protocol_data_to_advertise(self) -> str:
         """Return path and schemes, as JSON."""
@@ -190,11 +189,3 @@ class HttpHandler(ProtocolHandler):
         unstored = await self._intake.drain(service.drain_deadline)
         await self._connections.finished(_ANSWER_S)
         log.info("http stops", unstored=unstored)
-
-
-def _stamp(file: Path) -> tuple[int, ...]:
-    try:
-        found = file.stat()
-    except OSError:
-        return ()
-    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -25,11 +25,10 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.intake.metrics import INGEST
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.provisioning import create_topic, move_retention_subscription
 from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION, presence_need
+from bridge.pulsar.sending import Receipts
 from bridge.pulsar.wire.batches import head_of
-from bridge.pulsar.wire.commands import WireError
 from bridge.pulsar.wire.producer import BatchProducer
 
 __all__ = ["PresenceWriter"]
@@ -129,23 +128,18 @@ class PresenceWriter:
             record = PresenceRecord(seen_us, link).encode()
             note = _Note(device, link, record, head_of(device, {}), seen_us // 1000)
             notes[partitions[partition_of(device, len(partitions))]].append(note)
-        results: dict[str, Any] = {}
-        answered = threading.Semaphore(0)
+        receipts = Receipts()
         for partition, partition_notes in notes.items():
-            self._producer(partition).send(partition_notes, _receipt(results, partition, answered))
-        end = time.monotonic() + _RECEIPT_S
-        for _ in notes:
-            if not answered.acquire(timeout=max(0.0, end - time.monotonic())):
-                break
+            self._producer(partition).send(partition_notes, receipts.of(partition))
+        receipts.wait(_RECEIPT_S)
         failed: PulsebridgeError | None = None
         for partition, partition_notes in notes.items():
-            result = results.get(partition, WireError("Timeout"))
-            if result is None:
+            error = receipts.error(partition, f"writing to {partition}")
+            if error is None:
                 for note in partition_notes:
                     INGEST.presence.labels(note.link, "stored").inc()
             else:
                 self._forget(partition)
-                error = as_our_error(result, f"writing to {partition}")
                 failed = failed or error
         if failed is not None:
             raise failed
@@ -194,11 +188,3 @@ class PresenceWriter:
 
 def _waiting() -> BoundedMap[tuple[int, str]]:
     return BoundedMap(_WAITING_BYTES, each=160)
-
-
-def _receipt(results: dict[str, Any], partition: str, answered: threading.Semaphore) -> Callable[[Any], None]:
-    def receipt(result: Any) -> None:  # on the thread of Pulsar's connection
-        results[partition] = result
-        answered.release()
-
-    return receipt

@@ -111,18 +111,11 @@ class IngestService:
         """Return a new intake; its producers close after the last handler."""
         assert self._client is not None
         assert self._topics is not None
-        mapper = Mapper(
-            self.settings.ingest,
-            pulsar=self.settings.pulsar,
-            known=self._topics,
-            answers=self.settings.push.resumed_topic,
-            max_name_bytes=self.settings.max_name_bytes,
-        )
         made = Intake(
             self.settings,
             self._client,
             self.admin,
-            mapper=mapper,
+            mapper=Mapper.of(self.settings, self._topics),
             link=link,
             protocol=protocol,
             limit=limit,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from typing import Any, Final
-from urllib.parse import quote
 
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.contract.decoding import checked_text, checked_whole, decodes, json_of_record
 from bridge.errors import ContractError
-from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.sharding import Remembered
 from bridge.settings.pulsar import PulsarSettings
 
@@ -30,7 +29,7 @@ class SessionMemory:
     """
 
     def __init__(self, settings: PulsarSettings) -> None:
-        self._path = f"/{rest_path(settings.system_topic(DEAD_LETTERS_TOPIC))}/properties"
+        self._topic = settings.system_topic(DEAD_LETTERS_TOPIC)
 
     @staticmethod
     def key(name: str) -> str:
@@ -41,9 +40,7 @@ class SessionMemory:
         """Return the known sessions of all deployments; empty if ``pulsar.provision`` is off."""
         if admin.settings.provision == "off":
             return {}
-        found = admin.request("GET", self._path, accept=(404,)) or {}
-        texts = {name.removeprefix(_PREFIX): text for name, text in found.items() if name.startswith(_PREFIX)}
-        read = {name: _read(text) for name, text in texts.items()}
+        read = {name: _read(text) for name, text in admin.properties(self._topic, _PREFIX).items()}
         return {name: session for name, session in read.items() if session is not None}
 
     def store(self, admin: PulsarAdmin, name: str, session: Remembered) -> None:
@@ -57,11 +54,11 @@ class SessionMemory:
             "broker": session.broker,
             "client_id": session.client_id,
         }
-        admin.request("PUT", self._path, body={self.key(name): json.dumps(value, sort_keys=True)})
+        admin.set_property(self._topic, self.key(name), json.dumps(value, sort_keys=True))
 
     def forget(self, admin: PulsarAdmin, name: str) -> None:
         """Forget a session that the broker no longer has."""
-        admin.request("DELETE", f"{self._path}?key={quote(self.key(name), safe='')}", accept=(404,))
+        admin.remove_property(self._topic, self.key(name))
 
 
 def _read(text: str) -> Remembered | None:

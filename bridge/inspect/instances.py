@@ -8,11 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from bridge.contract import INSTANCES_TOPIC, partition_names
-from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from bridge.protocols.board import read_board
 from bridge.protocols.records import InstanceRecord
@@ -20,7 +17,7 @@ from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.settings import Settings
 
-__all__ = ["Instances", "look_at_instances", "show_instances"]
+__all__ = ["Instances", "look_at_instances"]
 
 _PATIENCE_S: Final = 5.0
 
@@ -86,32 +83,3 @@ def _owners(admin: PulsarAdmin, topics: list[str]) -> tuple[dict[str, dict[str, 
     except PulsebridgeError as e:
         return found, e.what
     return found, ""
-
-
-def show_instances(found: Instances, console: Console) -> None:
-    """Print a line for each instance, and the owners of its topics by broker; nothing without instances."""
-    if found.records:
-        table = Table(title="Instances of ingest", title_justify="left")
-        for column in ("instance", "state", "protocol", "listens on", "ready", "topics"):
-            table.add_column(column)
-        for record, state in found.records:
-            colour = {"running": "green", "gone": "red"}.get(state, "yellow")
-            for number, (name, protocol) in enumerate(sorted(record.protocols.items())):
-                table.add_row(
-                    markup(record.instance) if number == 0 else "",
-                    f"[{colour}]{state}[/]" if number == 0 else "",
-                    markup(name),
-                    "\n".join(map(markup, protocol.listeners)),
-                    "\n".join(markup(f"{part}: {'yes' if ok else 'no'}") for part, ok in protocol.ready.items()),
-                    str(record.topics_count) if number == 0 else "",
-                )
-        console.print(table)
-    by_broker: dict[str, list[str]] = {}
-    for partitions in found.owners.values():
-        for partition, broker in partitions.items():
-            by_broker.setdefault(broker, []).append(partition.split("/", 4)[-1])
-    for broker, names in sorted(by_broker.items()):
-        shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        console.print(f"{markup(broker)} owns {markup(shown)}", soft_wrap=True)
-    if found.problem:
-        console.print(f"Instances: {markup(found.problem)}", soft_wrap=True)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rich.console import Console
-
 from bridge.contract import DEAD_LETTERS_TOPIC
-from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from bridge.ingest.session_memory import SessionMemory
 from bridge.ingest.session_slots import all_slots, read_advertised
@@ -17,7 +14,7 @@ from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.sharding import Remembered, unserved
 from bridge.settings import Settings
 
-__all__ = ["Sessions", "look_at_sessions", "show_sessions"]
+__all__ = ["Sessions", "look_at_sessions"]
 
 _PATIENCE_S: Final = 5.0
 
@@ -84,16 +81,3 @@ def _remedy(name: str, session: Remembered, *, mine: bool, topic: str) -> str:
         "and start ingest, which drains and deletes it; or, if its broker no longer exists: pulsar-admin topics "
         f"remove-properties --key {SessionMemory.key(name)} {topic}"
     )
-
-
-def show_sessions(found: Sessions, console: Console, *, reported: str = "") -> None:
-    """Print a line for each unserved session, and the problem unless it is ``reported`` already."""
-    for name, session in found.unserved.items():
-        broker = f" at {session.broker}" if session.broker else ""
-        filters = ", ".join(session.granted) or "no filter"
-        line = (
-            f"the MQTT session {session.client_id or name!r}{broker} ({filters}) queues messages that no process reads"
-        )
-        console.print(f"[red]{markup(line)}[/]: {markup(found.remedies[name])}", soft_wrap=True)
-    if found.problem not in ("", reported):
-        console.print(f"MQTT sessions: {markup(found.problem)}", soft_wrap=True)

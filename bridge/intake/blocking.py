@@ -41,9 +41,10 @@ from bridge.intake.stalls import Stall
 from bridge.pulsar.acks import Entry, ProducerQueue
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import ChunkingProducer, PulsarClient, our_errors
+from bridge.pulsar.sending import Receipts, close_quietly
 from bridge.pulsar.wire.producer import BatchProducer
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "Producer", "close_producer", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "Producer", "quota_of"]
 
 log = structlog.get_logger("ingest")
 
@@ -173,7 +174,7 @@ class Blocking:
         self._blocks[flow.partition] = flow
         log.warning(
             "partition is blocked, its messages go to the dead letters. Action: fix the topic, then run "
-            f"pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+            f"pulsebridge resend --topic {base_topic(flow.partition)}",
             partition=flow.partition,
             why=block.why,
         )
@@ -209,7 +210,7 @@ class Blocking:
         self._retired(flow)
         log.warning(
             "partition is blocked, its messages go to the dead letters until a replay. Action: fix the topic, then "
-            f"run pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+            f"run pulsebridge resend --topic {base_topic(flow.partition)}",
             partition=flow.partition,
             why=why,
             waiting=len(flow.unstored),
@@ -271,7 +272,7 @@ class Blocking:
             else:
                 closed = True
                 if producer is not None:
-                    close_producer(producer)
+                    close_quietly(producer)
                 self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
         except PulsebridgeError as e:
             failure = e.what
@@ -282,22 +283,17 @@ class Blocking:
 
     def _probe(self, partition: str, why: str) -> None:
         """Store a note in the dead letter topic. Raises PulsebridgeError if Pulsar does not store it."""
-        answered = threading.Event()
-        results: list[Any] = []
-
-        def receipt(result: Any) -> None:
-            results.append(result)
-            answered.set()
-
         note = _Note({P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why})
         producer = self._client.chunking_producer(partition_name(self._dead_letter_topic, 0), max_pending=2)
         try:
+            receipts = Receipts()
             with our_errors("writing a note to the dead letters"):
-                producer.send([note], receipt)
-            if not answered.wait(_PROBE_S) or results != [None]:
+                producer.send([note], receipts.of(0))
+            receipts.wait(_PROBE_S)
+            if receipts.error(0, "writing a note to the dead letters") is not None:
                 raise PulsebridgeError("Pulsar does not store dead letters either")
         finally:
-            close_producer(producer)
+            close_quietly(producer)
 
     def _store_release(self, flow: Flow, why: str) -> None:
         try:
@@ -341,11 +337,3 @@ def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
 
 def _number(partition: str) -> int:
     return partition_number(partition, without=-1)
-
-
-def close_producer(producer: Producer) -> None:
-    """Close a producer and ignore Pulsar's errors. It waits for Pulsar."""
-    try:
-        producer.close()
-    except PulsebridgeError as e:  # closed either way
-        log.debug("closing a producer", why=e.what)

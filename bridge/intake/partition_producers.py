@@ -26,16 +26,17 @@ from bridge.errors import (
     TerminatedError,
     TransientError,
 )
-from bridge.intake.blocking import WAIT, Blocking, BlockingPolicy, Phase, Producer, close_producer
+from bridge.intake.blocking import WAIT, Blocking, BlockingPolicy, Phase, Producer
 from bridge.intake.idle import KEEP, IdlePolicy, to_close
 from bridge.intake.metrics import LinkMetrics
+from bridge.intake.provisioning import TopicMaker
 from bridge.intake.readings import Reading, Stalled
 from bridge.intake.stalls import Stall
-from bridge.intake.topic_making import TopicMaker
 from bridge.pulsar.acks import Entry, ProducerQueue, Verdict
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.errors import as_our_error, name_of, names_a_message
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.wire.producer import Identity
 
 __all__ = ["PartitionProducers", "Reading", "Stalled"]
@@ -300,7 +301,7 @@ class PartitionProducers:
             self._diverted.add(flow)
             log.warning(
                 "topic was terminated, its messages go to the dead letters. Action: delete it, ingest re-creates it, "
-                f"then run pulsebridge dead-letters replay --topic {base_topic(flow.partition)}",
+                f"then run pulsebridge resend --topic {base_topic(flow.partition)}",
                 partition=flow.partition,
             )
 
@@ -376,7 +377,7 @@ class PartitionProducers:
 
     def _open(self, flow: _PartitionProducer, old: Producer | None) -> None:
         if old is not None:
-            close_producer(old)
+            close_quietly(old)
             flow.identity = old.successor()
         producer: Producer
         try:
@@ -441,7 +442,7 @@ class PartitionProducers:
     def _close_all(self, old: list[Producer]) -> None:
         for producer in old:
             if not self._ending:  # else closing the connection closes them
-                close_producer(producer)
+                close_quietly(producer)
         self._closing = False
 
     # --- watching and stopping ---
@@ -494,4 +495,4 @@ class PartitionProducers:
         self._pool.shutdown(wait=True, cancel_futures=True)
         for flow in self._flows.values():
             if flow.producer is not None:
-                close_producer(flow.producer)
+                close_quietly(flow.producer)

@@ -21,6 +21,7 @@ from bridge.errors import PulsebridgeError, RefusedError, TerminalError
 from bridge.intake.blocking import quota_of
 from bridge.intake.provisioning import verify_policies
 from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.provisioning_plan import QUOTA_POLICY
 
 __all__ = ["PolicyWatch", "half_used", "topic_problems", "verify_topics", "watching_policies"]
 
@@ -28,7 +29,6 @@ log = structlog.get_logger("ingest")
 
 _EVERY_S: Final = 60.0
 _AT_ONCE: Final = 50
-_QUOTA_POLICY: Final = "producer_request_hold"
 
 
 def topic_problems(topic: str, ttl: Any, retention: Any, quotas: Any) -> list[str]:
@@ -47,7 +47,7 @@ def topic_problems(topic: str, ttl: Any, retention: Any, quotas: Any) -> list[st
             f"{topic} has its own retention, which keeps nothing (pulsar-admin topicPolicies remove-retention {topic})"
         )
     for kind, quota in (quotas or {}).items():
-        if quota.get("policy") != _QUOTA_POLICY:
+        if quota.get("policy") != QUOTA_POLICY:
             problems.append(
                 f"{topic} has its own backlog quota policy {quota.get('policy')} ({kind}), which refuses or evicts "
                 f"messages (pulsar-admin topicPolicies remove-backlog-quota {topic} --type {kind})"

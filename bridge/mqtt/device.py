@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -188,47 +189,53 @@ class DeviceClient(LinkHandler):
 
 
 class _Probe(LinkHandler):
-    def __init__(self) -> None:
+    """One connection with a temporary session and a new client id, so that no other client is affected."""
+
+    def __init__(self, settings: MqttSettings, filters: Sequence[str] = ()) -> None:
         self.connected: Connected | None = None
         self.lost: Disconnected | None = None
+        self.codes: list[int] = []
+        self._filters = filters
+        # MQTT 3.1 allows at most 23 characters.
+        self._link = Link(settings, self, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
+
+    @property
+    def _done(self) -> bool:
+        return self.lost is not None or (self.connected is not None and len(self.codes) >= len(self._filters))
+
+    def run(self, timeout: float = math.inf) -> None:
+        """Connect and subscribe, until there is an answer to both."""
+        until = time.monotonic() + timeout
+        try:
+            while not self._done and time.monotonic() < until:
+                self._link.turn(0.1)
+        finally:
+            self._link.disconnect()
+            self._link.close()
 
     def on_connected(self, event: Connected) -> None:
+        """Subscribe at QoS 0, without retained messages."""
         self.connected = event
+        if self._filters:
+            self._link.subscribe([Subscription(one, 0, retain_handling=2) for one in self._filters])
 
     def on_disconnected(self, event: Disconnected) -> None:
+        """Stop with the reason."""
         self.lost = event
+
+    def on_subscribed(self, codes: list[int]) -> None:
+        """Note the answers."""
+        self.codes += codes
 
 
 def probe(settings: MqttSettings) -> ProbeResult:
-    """Dial the broker once, with a new client id so that no process is disturbed.
-
-    The result contains the error, with its remedy.
-    """
-    seen = _Probe()
-    # MQTT 3.1 allows at most 23 characters.
-    link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
-    begin = time.monotonic()
-    try:
-        while seen.connected is None and seen.lost is None:
-            link.turn()
-    finally:
-        link.disconnect()
-        link.close()
-    elapsed = time.monotonic() - begin
+    """Dial the broker once. The result contains the error, with its remedy."""
+    seen = _Probe(settings)
+    seen.run()
     if seen.connected is not None:
-        return ProbeResult(True, "", settings.protocol, elapsed, seen.connected.receive_maximum)
-    lost = seen.lost
-    assert lost is not None
-    return ProbeResult(False, lost.why, settings.protocol, elapsed, remedy=lost.remedy)
-
-
-class _Subscribing(_Probe):
-    def __init__(self) -> None:
-        super().__init__()
-        self.codes: list[int] = []
-
-    def on_subscribed(self, codes: list[int]) -> None:
-        self.codes += codes
+        return ProbeResult(True, "", settings.protocol, seen.connected.receive_maximum)
+    assert seen.lost is not None
+    return ProbeResult(False, seen.lost.why, settings.protocol, remedy=seen.lost.remedy)
 
 
 def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]:
@@ -237,19 +244,8 @@ def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]
     At QoS 0 and, with MQTT 5, without retained messages; no other session misses a message by it. Raises
     DeniedError or TransientError if there is no connection.
     """
-    seen = _Subscribing()
-    link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
-    until = time.monotonic() + 2 * settings.connect_timeout_s
-    asked = False
-    try:
-        while len(seen.codes) < len(filters) and seen.lost is None and time.monotonic() < until:
-            link.turn(0.1)
-            if seen.connected is not None and not asked:
-                asked = True
-                link.subscribe([Subscription(one, 0, retain_handling=2) for one in filters])
-    finally:
-        link.disconnect()
-        link.close()
+    seen = _Probe(settings, filters)
+    seen.run(2 * settings.connect_timeout_s)
     if len(seen.codes) < len(filters):
         lost = seen.lost
         if lost is not None and lost.remedy is not None:
@@ -265,7 +261,8 @@ def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
     """
     token = secrets.token_hex(8)
     arrived = threading.Event()
-    settings = MqttSettings(host=host, port=port, protocol="3.1.1")
+    # Short waits: a server that starts refuses connections first.
+    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min_s=0.05, reconnect_max_s=0.25)
     client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
     client.connect(timeout)
     try:

@@ -133,7 +133,6 @@ class ProbeResult:
     ok: bool
     why: str
     protocol: str
-    elapsed_s: float
     receive_maximum: int = 0
     remedy: str | None = None
     """The necessary change; None if a retry can succeed."""

@@ -18,10 +18,10 @@ from bridge.contract import INSTANCES_TOPIC, partition_name
 from bridge.errors import ContractError, PulsebridgeError, TerminalError
 from bridge.protocols.records import InstanceRecord
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import EARLIEST, OK, Producer, PulsarClient, key_of, our_errors
+from bridge.pulsar.client import OK, Producer, PulsarClient, key_of, our_errors
 from bridge.pulsar.provisioning import move_retention_subscription
 from bridge.pulsar.provisioning_plan import INSTANCES_RETENTION, compact_step
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.topic_end import read_partition
 from bridge.unreadable import leave_out
 
 __all__ = ["Advertiser", "read_board", "tidy"]
@@ -152,13 +152,8 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
         return []
     found: dict[str, InstanceRecord] = {}
     partition = partition_name(topic, 0)
-    reader: Any = client.reader(partition, EARLIEST, compacted=True)
-    try:
-        for message in read_to_end(reader, client.settings, partition, compacted=True):
-            _take(found, partition, key_of(message), message.data())
-    finally:
-        with our_errors(f"closing the reader of {partition}"):
-            reader.close()
+    for message in read_partition(client, partition, compacted=True):
+        _take(found, partition, key_of(message), message.data())
     return [found[name] for name in sorted(found)]
 
 

@@ -89,8 +89,6 @@ class AckQueue:
 class Verdict(Enum):
     """The effect of a producer's answer on its ``ProducerQueue``."""
 
-    STORED = auto()
-    """Everything up to the marked message is stored."""
     RETIRED = auto()
     """The producer must be closed, and a successor opened; then call ``reopened``."""
     REFUSED = auto()
@@ -122,11 +120,6 @@ class ProducerQueue:
     def __len__(self) -> int:
         """How many messages are not known to be stored."""
         return len(self.waiting) + self._given
-
-    @property
-    def careful(self) -> bool:
-        """Whether messages are sent one at a time."""
-        return self._careful_left > 0
 
     @property
     def oldest(self) -> Entry | None:

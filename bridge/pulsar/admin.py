@@ -10,9 +10,11 @@ import random
 import time
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import quote
 
+from bridge.backoff import backoff_s
 from bridge.contract import base_topic
-from bridge.errors import DeniedError, RefusedError, TransientError
+from bridge.errors import DeniedError, ForbiddenError, RefusedError, TransientError
 from bridge.pulsar.http import AdminHttp
 from bridge.pulsar.provisioning_plan import (
     Step,
@@ -28,6 +30,7 @@ __all__ = ["PulsarAdmin", "rest_path", "subscription_path"]
 
 _BUSY_ATTEMPTS: Final = 8
 _BUSY_WAIT_S: Final = 0.1
+_BUSY_LONGEST_S: Final = 1.0
 _VISIBLE_S: Final = 10.0
 _VISIBLE_EVERY_S: Final = 0.05
 _PASSES: Final = ("Subscription Busy", "unable to persist")
@@ -65,7 +68,7 @@ class PulsarAdmin:
             answer = self._http.send(method, path, body=body)
             if answer.status_code != 412 or not any(why in answer.text for why in _PASSES):
                 break
-            time.sleep(_BUSY_WAIT_S * (1 + attempt) * (0.5 + random.random()))
+            time.sleep(backoff_s(attempt, _BUSY_WAIT_S, _BUSY_LONGEST_S, random.random()))
         else:
             raise TransientError(
                 f"Pulsar's admin answered 412 to {method} {path}: the subscription cannot be moved now"
@@ -85,10 +88,8 @@ class PulsarAdmin:
         """Do one step of provisioning. Raises DeniedError with the command for an operator if it is not allowed."""
         try:
             self.request(step.method, step.path, body=step.body, accept=step.accept)
-        except DeniedError as e:
-            if "does not allow" not in e.what:
-                raise
-            raise DeniedError(
+        except ForbiddenError as e:
+            raise ForbiddenError(
                 e.what,
                 remedy=f"let an operator run: {step.shell} (all commands: pulsebridge provision --dry-run), and set "
                 "pulsar.provision=verify",
@@ -120,9 +121,7 @@ class PulsarAdmin:
         """Return whether the tenant exists; False for roles other than its administrators, which may not ask."""
         try:
             return self.request("GET", f"/namespaces/{tenant}", accept=(404,)) is not None
-        except DeniedError as e:
-            if "does not allow" not in e.what:
-                raise
+        except ForbiddenError:
             return False
 
     def create_partitioned(self, topic: str, partitions: int) -> int:
@@ -163,6 +162,23 @@ class PulsarAdmin:
             if base_topic(t) not in partitioned
         }
         return sorted(partitioned | plain)
+
+    def properties(self, topic: str, prefix: str) -> dict[str, str]:
+        """Return the properties of a topic whose names begin with ``prefix``, without it; none of a missing topic."""
+        found = self.request("GET", f"/{rest_path(topic)}/properties", accept=(404,)) or {}
+        return {name.removeprefix(prefix): value for name, value in sorted(found.items()) if name.startswith(prefix)}
+
+    def set_property(self, topic: str, name: str, value: str) -> None:
+        """Set a property of a topic; only the tenant's administrator may."""
+        self.request("PUT", f"/{rest_path(topic)}/properties", body={name: value})
+
+    def remove_property(self, topic: str, name: str) -> None:
+        """Remove a property of a topic."""
+        self.request("DELETE", f"/{rest_path(topic)}/properties?key={quote(name, safe='')}", accept=(404,))
+
+    def subscriptions(self, partition: str) -> list[str]:
+        """Return the names of the subscriptions of a partition; none of a missing one."""
+        return list(self.request("GET", f"/{rest_path(partition)}/subscriptions", accept=(404,)) or [])
 
     # --- statistics ---
 

@@ -22,10 +22,10 @@ load_late("fastavro", "google.protobuf.descriptor_pb2")
 
 import pulsar
 
-from bridge.errors import DeniedError, TerminalError, TransientError
+from bridge.errors import DeniedError, ForbiddenError, TerminalError, TransientError
 from bridge.loggers import get_logger
 from bridge.pulsar.dial import dial, with_grant
-from bridge.pulsar.errors import NOT_AUTHENTICATED, as_our_error
+from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire.client import WireClient
 from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
@@ -215,7 +215,7 @@ class PulsarClient:
                 self._explain()
             raise
         except DeniedError as e:
-            if self._authenticated and e.what.endswith(NOT_AUTHENTICATED):
+            if self._authenticated and not isinstance(e, ForbiddenError):
                 raise TransientError(e.what, remedy=e.remedy) from e
             raise with_grant(e, self.settings, topic, action) from e
         self._authenticated = True

@@ -14,8 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from bridge.contract import namespace_of
-from bridge.errors import ConfigError, DeniedError, RefusedError, TransientError
-from bridge.pulsar.errors import NOT_ALLOWED
+from bridge.errors import ConfigError, DeniedError, ForbiddenError, RefusedError, TransientError
 from bridge.pulsar.tokens import expiry_of, role_of
 from bridge.pulsar.wire import commands
 from bridge.settings.pulsar import PulsarSettings
@@ -107,9 +106,9 @@ def with_grant(error: DeniedError, settings: PulsarSettings, topic: str, *action
 
     A refusal for another reason than a missing right is returned unchanged.
     """
-    if not error.what.endswith(NOT_ALLOWED):
+    if not isinstance(error, ForbiddenError):
         return error
-    return DeniedError(f"{error.what} to {whom(settings)}", remedy=grant_remedy(settings, topic, *actions))
+    return ForbiddenError(f"{error.what} to {whom(settings)}", remedy=grant_remedy(settings, topic, *actions))
 
 
 def credentials(settings: PulsarSettings) -> tuple[str, bytes]:

@@ -7,13 +7,14 @@ from typing import Final
 from bridge.errors import (
     DeniedError,
     FencedError,
+    ForbiddenError,
     PulsebridgeError,
     RefusedError,
     TerminatedError,
     TransientError,
 )
 
-__all__ = ["NOT_ALLOWED", "NOT_AUTHENTICATED", "as_our_error", "name_of", "names_a_message"]
+__all__ = ["as_our_error", "name_of", "names_a_message"]
 
 _REFUSED: Final = (
     "InvalidTopicName",
@@ -25,9 +26,6 @@ _REFUSED: Final = (
     "TopicNotFound",
 )
 _FENCED: Final = ("ProducerFenced", "ProducerBusy", "ConsumerBusy")
-
-NOT_AUTHENTICATED: Final = "Pulsar does not accept our credentials"
-NOT_ALLOWED: Final = "Pulsar does not allow it"
 
 
 def name_of(error: object) -> str:
@@ -42,12 +40,12 @@ def as_our_error(error: object, operation: str) -> PulsebridgeError:
         return FencedError(f"{operation}: Pulsar answered {name}: another process owns it")
     if name == "AuthenticationError":
         return DeniedError(
-            f"{operation}: {NOT_AUTHENTICATED}",
+            f"{operation}: Pulsar does not accept our credentials",
             remedy="check pulsar.token (or token_file) or pulsar.tls_certificate: another cluster's, or expired?",
         )
     if name == "AuthorizationError":
-        return DeniedError(
-            f"{operation}: {NOT_ALLOWED}",
+        return ForbiddenError(
+            f"{operation}: Pulsar does not allow it",
             remedy="grant it to the role of pulsar.token or pulsar.tls_certificate (pulsar-admin namespaces "
             "grant-permission); `pulsebridge provision --dry-run` prints what each tier needs",
         )

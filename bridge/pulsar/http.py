@@ -11,7 +11,6 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from bridge.pulsar.late_modules import load_late
@@ -22,10 +21,10 @@ load_late("rich.console", "rich.markup", "rich.progress", "rich.syntax", "rich.t
 
 import httpx
 
-from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError, UnreachableError
+from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, RefusedError, TransientError, UnreachableError
 from bridge.pulsar.dial import credentials_remedy, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
-from bridge.tls import client_context, handshake_problem
+from bridge.tls import client_context, file_stamps, handshake_problem
 
 __all__ = ["AdminHttp"]
 
@@ -53,7 +52,7 @@ class AdminHttp:
         self._settings = settings
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._files = self._marks()
+        self._files = self._stamps()
         self._http = self._client()
         self._former: httpx.Client | None = None
 
@@ -110,7 +109,7 @@ class AdminHttp:
                 f"Pulsar's admin at {self._settings.admin_url} does not accept our credentials: {why}",
                 remedy=credentials_remedy(self._settings),
             )
-        return DeniedError(
+        return ForbiddenError(
             f"Pulsar's admin does not allow {whom(self._settings)} to {method} {path}: {why}",
             remedy=self._rights(path, why),
         )
@@ -146,13 +145,13 @@ class AdminHttp:
 
     def _current(self) -> httpx.Client:
         with self._lock:
-            marks = self._marks()
-            if marks != self._files:
+            stamps = self._stamps()
+            if stamps != self._files:
                 # Other threads may still use the last client, so it is closed at the next change.
                 fresh = self._client()
                 if self._former is not None:
                     self._former.close()
-                self._former, self._http, self._files = self._http, fresh, marks
+                self._former, self._http, self._files = self._http, fresh, stamps
             return self._http
 
     def _client(self) -> httpx.Client:
@@ -167,20 +166,9 @@ class AdminHttp:
             trust_env=False,
         )
 
-    def _marks(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Return marks that change if a TLS file is replaced or rewritten."""
+    def _stamps(self) -> tuple[tuple[int, ...], ...]:
         s = self._settings
-        return tuple(_mark(path) for path in (s.tls_ca, s.tls_certificate, s.tls_private_key))
-
-
-def _mark(path: Path | None) -> tuple[int, int, int] | None:
-    if path is None:
-        return None
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+        return file_stamps(s.tls_ca, s.tls_certificate, s.tls_private_key)
 
 
 def _why(answer: httpx.Response) -> str:

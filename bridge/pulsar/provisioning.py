@@ -6,11 +6,8 @@ once. ``verify`` changes nothing and fails with the missing commands. ``off`` se
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -24,7 +21,7 @@ from bridge.contract import (
     partition_name,
     partition_names,
 )
-from bridge.errors import ContractError, DeniedError, TerminalError, TransientError
+from bridge.errors import ContractError, ForbiddenError, TerminalError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import MessageId, PulsarClient, our_errors
 from bridge.pulsar.provisioning_plan import (
@@ -34,7 +31,6 @@ from bridge.pulsar.provisioning_plan import (
     Needs,
     Step,
     TopicNeed,
-    alerts_need,
     compact_step,
     grant_steps,
     group_needs,
@@ -45,6 +41,7 @@ from bridge.pulsar.provisioning_plan import (
     subscription_path,
     subscription_step,
     tenant_step,
+    threshold_step,
     topic_steps,
 )
 from bridge.pulsar.tokens import role_of
@@ -54,7 +51,6 @@ __all__ = [
     "COMPACTION_THRESHOLD_BYTES",
     "CURSOR_RETENTION",
     "Found",
-    "await_pulsar",
     "carry_out",
     "commands_ready",
     "create_topic",
@@ -63,14 +59,13 @@ __all__ = [
     "log_unchecked",
     "look",
     "move_retention_subscription",
-    "provision_alerts",
+    "partitions_with",
     "provision_commands",
     "try_reading",
     "try_writing",
     "verify",
 ]
 
-_WARN_S: Final = 20.0
 log = structlog.get_logger("provisioning")
 
 
@@ -121,59 +116,17 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
     return partitions
 
 
-def provision_alerts(settings: PulsarSettings, subscription: str) -> None:
-    """Retain all alerts for their table. Its flow may start long after the writers of alerts.
-
-    Raises TransientError if Pulsar's admin cannot be reached, DeniedError if it does not allow that, TerminalError if
-    ``verify`` finds it missing.
-    """
-    if settings.provision == "off":
-        return
-    need = alerts_need(settings, subscription)
-    with PulsarAdmin(settings) as admin:
-        if _partitions_with(admin, need.topic, subscription):
-            return
-        if settings.provision == "verify":
-            raise TerminalError(
-                f"{need.topic} does not exist, or has no subscription {subscription!r} that retains alerts for their table",
-                remedy="let an operator run what `pulsebridge provision --dry-run` prints, with streaming.rules set",
-            )
-        admin.provision_namespaces()
-        create_topic(admin, need)
-
-
 def create_topic(admin: PulsarAdmin, need: TopicNeed) -> None:
     """Create a topic, its subscriptions and its compaction, as far as they are missing. Raises DeniedError."""
-    topic, *rest = topic_steps(need)
-    admin.do(topic)
+    for step in topic_steps(replace(need, subscriptions=())):
+        admin.do(step)
     # The existing number of partitions counts, not the configured one.
-    partitions = [partition_name(need.topic, n) for n in range(admin.partition_count(need.topic))]
-    for step in rest:
-        if "create-subscription" not in step.command:
-            admin.do(step)
-    for partition in partitions:
+    for number in range(admin.partition_count(need.topic)):
+        partition = partition_name(need.topic, number)
         for name in need.subscriptions:
             admin.do(subscription_step(partition, name))
         if need.compacted:
             admin.do(compact_step(partition))
-
-
-def await_pulsar(settings: PulsarSettings, stop: threading.Event) -> None:
-    """Wait until Pulsar's admin answers, because it may start after the caller.
-
-    Returns early if a stop was requested. Raises RefusedError if the admin refuses access.
-    """
-    began, warned = time.monotonic(), False
-    with PulsarAdmin(settings) as admin:
-        while not stop.is_set():
-            try:
-                admin.cluster()
-                return
-            except TransientError as e:
-                if not warned and time.monotonic() - began > _WARN_S:
-                    warned = True
-                    log.warning("Pulsar does not answer yet. Action: start it", why=e.what)
-            stop.wait(0.25)
 
 
 def existing_commands(settings: PulsarSettings) -> int:
@@ -197,16 +150,15 @@ def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int
 
     Provisioning makes the subscription of the last partition last, so two requests suffice.
     """
-    return _partitions_with(admin, commands_topic or admin.settings.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
+    return partitions_with(admin, commands_topic or admin.settings.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
 
 
-def _partitions_with(admin: PulsarAdmin, topic: str, subscription: str) -> int:
+def partitions_with(admin: PulsarAdmin, topic: str, subscription: str) -> int:
     """Return a topic's number of partitions if the last one has the subscription, else 0."""
     partitions = admin.partition_count(topic)
     if not partitions:
         return 0
-    path = f"/{rest_path(partition_name(topic, partitions - 1))}/subscriptions"
-    return partitions if subscription in (admin.request("GET", path, accept=(404,)) or []) else 0
+    return partitions if subscription in admin.subscriptions(partition_name(topic, partitions - 1)) else 0
 
 
 def groups_ready(admin: PulsarAdmin) -> bool:
@@ -214,8 +166,7 @@ def groups_ready(admin: PulsarAdmin) -> bool:
     for need in group_needs(admin.settings):
         if not admin.partition_count(need.topic):
             return False
-        path = f"/{rest_path(partition_name(need.topic, 0))}/subscriptions"
-        if not set(need.subscriptions) <= set(admin.request("GET", path, accept=(404,)) or []):
+        if not set(need.subscriptions) <= set(admin.subscriptions(partition_name(need.topic, 0))):
             return False
     return True
 
@@ -292,14 +243,12 @@ def look(admin: PulsarAdmin, needs: Needs) -> Found:
             continue
         try:
             _compare_topic(admin, need, found)
-        except DeniedError as e:
-            if not _rights(e):
-                raise
+        except ForbiddenError as e:
             token = admin.settings.token
             role = None if token is None else role_of(token.get_secret_value())
             grants = grant_steps(admin.settings, {needs.tier: role or "ROLE"})
             lines = "; ".join(step.shell for step in grants)
-            raise DeniedError(e.what, remedy=f"{needs.tier} needs at least: {lines}") from e
+            raise ForbiddenError(e.what, remedy=f"{needs.tier} needs at least: {lines}") from e
     return found
 
 
@@ -307,9 +256,7 @@ def _compare_namespace(admin: PulsarAdmin, namespace: str, found: Found) -> bool
     """Return whether the namespace exists, as far as this role may know."""
     try:
         policies = admin.request("GET", f"/namespaces/{namespace}", accept=(404,))
-    except DeniedError as e:
-        if not _rights(e):
-            raise
+    except ForbiddenError:
         found.unchecked.append(f"policies of {namespace} (its tenant's administrator may read them)")
         return True
     if policies is not None:
@@ -331,10 +278,8 @@ def _compare_topic(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
     partitions = partition_names(need.topic, int(metadata["partitions"]))
     for partition in partitions if need.subscriptions else ():
         try:
-            existing: Any = admin.request("GET", f"/{rest_path(partition)}/subscriptions", accept=(404,)) or []
-        except DeniedError as e:
-            if not _rights(e):
-                raise
+            existing = admin.subscriptions(partition)
+        except ForbiddenError:
             found.unchecked.append(f"subscriptions of {partition} (needs consume)")
             continue
         found.missing += [subscription_step(partition, s) for s in need.subscriptions if s not in existing]
@@ -345,18 +290,11 @@ def _compare_topic(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
 def _compare_compaction(admin: PulsarAdmin, need: TopicNeed, found: Found) -> None:
     try:
         threshold = admin.request("GET", f"/{rest_path(need.topic)}/compactionThreshold?applied=true")
-    except DeniedError as e:
-        if not _rights(e):
-            raise
+    except ForbiddenError:
         found.unchecked.append(f"compaction threshold of {need.topic} (its tenant's administrator may read it)")
         return
     if not threshold:
-        found.missing += [s for s in topic_steps(need) if "set-compaction-threshold" in s.command]
-
-
-def _rights(error: DeniedError) -> bool:
-    """Whether the role is known but lacks the right. Other requests may be allowed."""
-    return "does not allow" in error.what
+        found.missing.append(threshold_step(need.topic))
 
 
 # --- retention subscriptions of compacted topics --------------------------------------------------------------

@@ -262,90 +262,72 @@ def tenant_step(tenant: str, clusters: Sequence[str] = ()) -> Step:
 
 def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
     """Return the steps for a namespace that retains its messages: the namespace, then its policies."""
-    path = f"/namespaces/{namespace}"
-    return [
-        Step("the namespace", ("namespaces", "create", namespace), "PUT", path, None, DONE),
-        *_retention_steps(namespace, path, pulsar.retention_minutes, pulsar.retention_mb),
-        *_waiting_steps(namespace, path),
-        *([_no_auto_topics(namespace, path)] if pulsar.auto_topics == "refuse" else []),
-    ]
-
-
-def _retention_steps(namespace: str, path: str, minutes: int, size: int) -> list[Step]:
-    return [
-        Step(
+    minutes, size = pulsar.retention_minutes, pulsar.retention_mb
+    unused = {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": 60,
+        "deleteWhileInactive": False,
+    }
+    steps = [
+        Step("the namespace", ("namespaces", "create", namespace), "PUT", f"/namespaces/{namespace}", None, DONE),
+        _policy(
             "retention, or messages without a subscription are deleted",
-            (
-                "namespaces",
-                "set-retention",
-                namespace,
-                "--time",
-                _minutes(minutes),
-                "--size",
-                _megabytes(size),
-            ),
-            "POST",
-            f"{path}/retention",
+            ("set-retention", namespace, "--time", _minutes(minutes), "--size", _megabytes(size)),
+            "retention",
             {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size},
-            lacking=_no_retention,
+            _no_retention,
         ),
-        Step(
+        _policy(
             "no message TTL, which consumes messages that subscriptions retain",
-            ("namespaces", "set-message-ttl", namespace, "--messageTTL", "0"),
-            "POST",
-            f"{path}/messageTTL",
+            ("set-message-ttl", namespace, "--messageTTL", "0"),
+            "messageTTL",
             0,
-            lacking=lambda found: bool(found.get("message_ttl_in_seconds")),
+            lambda found: bool(found.get("message_ttl_in_seconds")),
         ),
-        Step(
+        _policy(
             "no expiry of subscriptions, which would release the messages that they retain",
-            ("namespaces", "set-subscription-expiration-time", namespace, "--time", "0"),
-            "POST",
-            f"{path}/subscriptionExpirationTime",
+            ("set-subscription-expiration-time", namespace, "--time", "0"),
+            "subscriptionExpirationTime",
             0,
-            lacking=lambda found: bool(found.get("subscription_expiration_time_minutes")),
+            lambda found: bool(found.get("subscription_expiration_time_minutes")),
         ),
-    ]
-
-
-def _waiting_steps(namespace: str, path: str) -> list[Step]:
-    return [
-        Step(
+        _policy(
             "unused topics are not deleted",
             (
-                *("namespaces", "set-inactive-topic-policies", namespace, "--disable-delete-while-inactive"),
+                *("set-inactive-topic-policies", namespace, "--disable-delete-while-inactive"),
                 *("--max-inactive-duration", "60s", "--delete-mode", "delete_when_no_subscriptions"),
             ),
-            "POST",
-            f"{path}/inactiveTopicPolicies",
-            {
-                "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
-                "maxInactiveDurationSeconds": 60,
-                "deleteWhileInactive": False,
-            },
-            lacking=lambda found: (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False,
+            "inactiveTopicPolicies",
+            unused,
+            lambda found: (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False,
         ),
-        Step(
+        _policy(
             "at the backlog quota producers wait; nothing is refused or evicted",
-            ("namespaces", "set-backlog-quota", namespace, "--limit", "-1", "--policy", QUOTA_POLICY),
-            "POST",
-            f"{path}/backlogQuota?backlogQuotaType=destination_storage",
+            ("set-backlog-quota", namespace, "--limit", "-1", "--policy", QUOTA_POLICY),
+            f"backlogQuota?backlogQuotaType={_STORAGE}",
             {"limitSize": -1, "limitTime": -1, "policy": QUOTA_POLICY},
-            lacking=_drops_at_quota,
+            _drops_at_quota,
         ),
     ]
+    if pulsar.auto_topics == "refuse":
+        # Pulsar's own topics (__change_events and such) and the partitions of an existing topic are exempt.
+        steps.append(
+            _policy(
+                "no automatic topics, or messages that are written after a deletion belong to no topic",
+                ("set-auto-topic-creation", namespace, "--disable"),
+                "autoTopicCreation",
+                {"allowAutoTopicCreation": False},
+                lambda found: (found.get("autoTopicCreationOverride") or {}).get("allowAutoTopicCreation") is not False,
+            )
+        )
+    return steps
 
 
-def _no_auto_topics(namespace: str, path: str) -> Step:
-    # Pulsar's own topics (__change_events and such) and the partitions of an existing topic are exempt.
-    return Step(
-        "no automatic topics, or messages that are written after a deletion belong to no topic",
-        ("namespaces", "set-auto-topic-creation", namespace, "--disable"),
-        "POST",
-        f"{path}/autoTopicCreation",
-        {"allowAutoTopicCreation": False},
-        lacking=lambda found: (found.get("autoTopicCreationOverride") or {}).get("allowAutoTopicCreation") is not False,
-    )
+def _policy(
+    why: str, command: tuple[str, ...], path: str, body: Any, lacking: Callable[[Mapping[str, Any]], bool]
+) -> Step:
+    """Return the step that sets a policy of the namespace ``command[1]``."""
+    return Step(why, ("namespaces", *command), "POST", f"/namespaces/{command[1]}/{path}", body, lacking=lacking)
 
 
 def topic_steps(need: TopicNeed) -> list[Step]:
@@ -361,24 +343,24 @@ def topic_steps(need: TopicNeed) -> list[Step]:
         )
     ]
     if need.compacted:
-        # For this topic alone: the namespace's policy would compact the commands, which are not state.
-        steps.append(
-            Step(
-                "a compaction threshold; without one it is never compacted",
-                *(
-                    (
-                        *("topicPolicies", "set-compaction-threshold", need.topic),
-                        *("--threshold", str(COMPACTION_THRESHOLD_BYTES)),
-                    ),
-                    "POST",
-                    f"/{rest_path(need.topic)}/compactionThreshold",
-                    COMPACTION_THRESHOLD_BYTES,
-                ),
-            )
-        )
+        steps.append(threshold_step(need.topic))
     for number in range(need.partitions):
         steps += [subscription_step(partition_name(need.topic, number), s) for s in need.subscriptions]
     return steps
+
+
+def threshold_step(topic: str) -> Step:
+    """Return the step that sets the compaction threshold of one topic.
+
+    It is not a policy of the namespace, which would compact the commands, and these are not state.
+    """
+    return Step(
+        "a compaction threshold; without one it is never compacted",
+        ("topicPolicies", "set-compaction-threshold", topic, "--threshold", str(COMPACTION_THRESHOLD_BYTES)),
+        "POST",
+        f"/{rest_path(topic)}/compactionThreshold",
+        COMPACTION_THRESHOLD_BYTES,
+    )
 
 
 def subscription_step(partition: str, name: str) -> Step:

@@ -17,11 +17,11 @@ from bridge.contract import Position
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import EARLIEST, Message, MessageId, message_id, our_errors, received
+from bridge.pulsar.client import EARLIEST, Message, MessageId, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.provisioning_plan import COMPACTION
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["EVERYTHING", "Ledgers", "end_of", "has_entry", "is_at_end", "ledgers_of", "read_to_end"]
+__all__ = ["EVERYTHING", "Ledgers", "end_of", "has_entry", "is_at_end", "ledgers_of", "read_partition", "read_to_end"]
 
 log = structlog.get_logger("pulsar")
 
@@ -172,6 +172,30 @@ def read_to_end(
             if denied and at_end is not None:
                 return
             raise TransientError(f"reading {topic} to its end: no message arrives")
+
+
+def read_partition(
+    client: PulsarClient,
+    partition: str,
+    *,
+    start: MessageId = EARLIEST,
+    inclusive: bool = True,
+    last: CommandPosition = BEFORE_ALL,
+    compacted: bool = False,
+    queue: int = 1000,
+    name: str | None = None,
+) -> Iterator[Message]:
+    """Yield the messages of a partition from ``start`` to its end, as ``read_to_end``, with a reader of its own.
+
+    Raises RefusedError if the partition does not exist, DeniedError without the right to consume, TransientError as
+    ``read_to_end``.
+    """
+    reader = client.reader(partition, start, queue=queue, inclusive=inclusive, compacted=compacted, name=name)
+    try:
+        yield from read_to_end(reader, client.settings, partition, start=start, last=last, compacted=compacted)
+    finally:
+        with our_errors(f"closing the reader of {partition}"):
+            reader.close()
 
 
 def _seek(reader: Any, topic: str, start: MessageId, last: CommandPosition) -> None:

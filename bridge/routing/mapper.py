@@ -33,6 +33,7 @@ from bridge.routing.templates import MAX_LOCAL_NAME
 from bridge.routing.topic_budget import TopicBudget
 
 if TYPE_CHECKING:
+    from bridge.settings import Settings
     from bridge.settings.ingest import IngestSettings
     from bridge.settings.pulsar import PulsarSettings
 
@@ -171,6 +172,17 @@ class Mapper:
         self._routes = _Routes(self._route, cache_bytes)
         self.route = self._routes.__getitem__
         """Map one topic: a Route, a PerMessage, a NoRoute or a LeftOut."""
+
+    @classmethod
+    def of(cls, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> Mapper:
+        """Return the mapper for whole settings. Raises ConfigError if their rules are invalid."""
+        return cls(
+            settings.ingest,
+            pulsar=settings.pulsar,
+            known=known,
+            answers=settings.push.resumed_topic,
+            max_name_bytes=settings.max_name_bytes,
+        )
 
     @property
     def topics(self) -> int:

@@ -5,7 +5,6 @@ Names are those of the StreamNative connector, compared without case. Each tier 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
 from bridge.spark.java_authentication import TOKEN_CLASS, identity_of
+from bridge.times import duration_s
 
 __all__ = ["CONNECTION_OPTIONS", "OptionReader", "connection_options", "pulsar_settings"]
 
@@ -35,10 +35,6 @@ CONNECTION_OPTIONS: Final[Mapping[str, str]] = {
     "pulsar.client.connectionTimeoutMs": "Maximum time of a TCP connect, in ms (default 5000).",
 }
 """Each option with the text in the documentation of source and sinks."""
-
-_DURATION: Final = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-"""Units of a time, as in Spark's own options; a bare number is ms."""
 
 
 def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
@@ -91,11 +87,11 @@ class OptionReader:
         text = self.text(name)
         if text is None:
             return default
-        found = _DURATION.fullmatch(text.strip().lower())
+        found = duration_s(text.lower(), "ms")  # as in Spark's own options
         if found is None:
             self.problems.append(f"{name}={text!r} is not a valid time: give a number with ms, s, m, min, h or d")
             return default
-        return int(found[1]) * _SECONDS[found[2] or "ms"]
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         """Return true or false."""

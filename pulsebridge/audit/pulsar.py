@@ -23,8 +23,8 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import MessageId, PulsarClient
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.topic_end import read_partition
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.audit.records import Emitted, Position, ReceiptRow, Stored, json_object, record_id
 
@@ -53,15 +53,11 @@ def read_live(settings: PulsarSettings) -> Iterator[Row]:
 
 
 def _read(client: PulsarClient, kind: type[Row], topic: str, number: int, partition: str) -> Iterator[Row]:
-    reader = client.reader(partition, MessageId.earliest)
-    try:
-        for message in read_to_end(reader, client.settings, partition):
-            at = message.message_id()
-            position = Position(topic, number, at.ledger_id(), at.entry_id(), max(0, at.batch_index()))
-            us = message.publish_timestamp() * 1000
-            yield row_of(kind, position, message.partition_key(), message.properties(), message.data(), us)
-    finally:
-        reader.close()
+    for message in read_partition(client, partition):
+        at = message.message_id()
+        position = Position(topic, number, at.ledger_id(), at.entry_id(), max(0, at.batch_index()))
+        us = message.publish_timestamp() * 1000
+        yield row_of(kind, position, message.partition_key(), message.properties(), message.data(), us)
 
 
 def row_of(

@@ -48,7 +48,7 @@ def check(
     """
     from bridge.inspect.check.endpoints import check_endpoints
     from bridge.inspect.check.rights import TIERS, check_rights
-    from bridge.inspect.check.shadowing import shadowed_here
+    from pulsebridge.shadowing import shadowed_here
 
     if tier is not None and tier not in TIERS:
         raise ConfigError(f"--tier {tier}: unknown tier", remedy=f"give one of {', '.join(TIERS)}")

@@ -1,4 +1,4 @@
-"""The commands ``pulsebridge dead-letters list``, ``show`` and ``replay``."""
+"""The commands ``pulsebridge dead-letters list`` and ``show``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.display import json_text, printable, text_of
+from bridge.display import json_text, text_of
 from bridge.errors import ConfigError
 from bridge.settings.loading import settings_from
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
@@ -20,33 +20,34 @@ if TYPE_CHECKING:
     from bridge.pulsar.client import PulsarClient
     from bridge.settings import Settings
 
-__all__ = ["register"]
+__all__ = ["DeviceOption", "ReasonOption", "SinceOption", "TopicOption", "register", "selection_of"]
 
-_Topic = Annotated[
+TopicOption = Annotated[
     str,
     typer.Option(help="Original Pulsar topic, or an MQTT filter of the original MQTT topics.", show_default=False),
 ]
-_Reason = Annotated[str, typer.Option(help="Text that the reason contains.", show_default=False)]
-_Device = Annotated[str, typer.Option(help="Device that sent or should receive the message.", show_default=False)]
-_Since = Annotated[str, typer.Option(metavar="AGE|TIME", help="90s, 15m, 2h, 3d, or an ISO time.", show_default=False)]
+ReasonOption = Annotated[str, typer.Option(help="Text that the reason contains.", show_default=False)]
+DeviceOption = Annotated[str, typer.Option(help="Device that sent or should receive the message.", show_default=False)]
+SinceOption = Annotated[
+    str, typer.Option(metavar="AGE|TIME", help="90s, 15m, 2h, 3d, or an ISO time.", show_default=False)
+]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    commands = typer.Typer(help="Messages that could not be written: list, show, replay.", no_args_is_help=True)
+    commands = typer.Typer(help="Messages that could not be written: list, show.", no_args_is_help=True)
     commands.command("list")(_list)
     commands.command("show")(_show)
-    commands.command("replay")(_replay)
     app.add_typer(commands, name="dead-letters")
 
 
 def _list(
     config: ConfigOption = None,
     sets: SetOption = None,
-    topic: _Topic = "",
-    reason: _Reason = "",
-    device: _Device = "",
-    since: _Since = "",
+    topic: TopicOption = "",
+    reason: ReasonOption = "",
+    device: DeviceOption = "",
+    since: SinceOption = "",
     limit: Annotated[int, typer.Option(min=0, help="How many of the newest to list.")] = 20,
     waiting: Annotated[bool, typer.Option("--waiting", help="Leave out replayed ones.")] = False,
     as_json: JsonOption = False,
@@ -57,10 +58,10 @@ def _list(
     """
     from bridge.dead_letters.log import DeadLetterLog
     from bridge.dead_letters.records import Note
-    from bridge.dead_letters.showing import Summary
+    from pulsebridge.output.dead_letters import Summary
 
     settings = settings_from(config, sets)
-    selection = _selection(topic, reason, device, since)
+    selection = selection_of(topic, reason, device, since)
     summary = Summary(limit)
     with _client(settings) as client:
         log = DeadLetterLog(client)
@@ -87,7 +88,8 @@ def _show(
     Example: pulsebridge dead-letters show 0:123:4 --out payload.bin
     """
     from bridge.dead_letters.records import LetterId
-    from bridge.dead_letters.showing import body_of, iso
+    from bridge.times import iso
+    from pulsebridge.output.dead_letters import body_of
 
     wanted = LetterId.parse(letter)
     with _client(settings_from(config, sets)) as client:
@@ -114,76 +116,10 @@ def _show(
     typer.echo(text_of([*lines, "", "payload", *body_of(found.payload, limit)]))
 
 
-def _replay(
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    letters: Annotated[
-        list[str] | None,
-        typer.Option("--id", metavar="ID", help="Id of a dead letter; may be repeated.", show_default=False),
-    ] = None,
-    topic: _Topic = "",
-    reason: _Reason = "",
-    device: _Device = "",
-    since: _Since = "",
-    every: Annotated[bool, typer.Option("--all", help="All dead letters, without a selection.")] = False,
-    remap: Annotated[
-        bool, typer.Option("--remap", help="Map them by the current rules, not to their original topic.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the replay, write nothing.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Write dead letters to their original topics, in order, and record their replay.
-
-    A replayed dead letter is not replayed a second time. A replay refuses a command that push dead-lettered, also one
-    of a member of a group. Use pulsebridge commands resend for it: it resends it to that device alone, with a new id. A
-    command whose group was unknown goes to the group. After a replay of all dead letters of a topic, ingest resumes to
-    write to it if ingest.on_blocked had blocked it. Only one replay runs at a time. The exit code is 1 if another one
-    runs, or if the replay refused a dead letter.
-
-    Example: pulsebridge dead-letters replay --topic plant --dry-run
-    """
-    from bridge.dead_letters.replay import Replayer
-    from bridge.dead_letters.showing import report_json, report_text
-    from bridge.pulsar.admin import PulsarAdmin
-    from bridge.routing.mapper import Mapper
-
-    settings = settings_from(config, sets)
-    selection = _selection(topic, reason, device, since, letters or [])
-    if not every and selection == type(selection)():
-        raise ConfigError(
-            "no dead letter is selected", remedy="give --id, --topic, --reason, --device or --since, or --all"
-        )
-    with _client(settings) as client, PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
-        mapper = None
-        if remap:
-            from bridge.intake.provisioning import known_topics
-
-            mapper = Mapper(
-                settings.ingest,
-                pulsar=settings.pulsar,
-                known=known_topics(admin),
-                answers=settings.push.resumed_topic,
-                max_name_bytes=settings.max_name_bytes,
-            )
-        replayer = Replayer(
-            client,
-            admin,
-            selection,
-            mapper=mapper,
-            dry_run=dry_run,
-            report_line=lambda line: typer.echo(printable(line), err=True),
-        )
-        report = replayer.run()
-    typer.echo(
-        json_text(report_json(report, dry_run=dry_run), indent=2) if as_json else report_text(report, dry_run=dry_run)
-    )
-    if report.refused:
-        raise typer.Exit(1)
-
-
-def _selection(topic: str, reason: str, device: str, since: str, letters: list[str] | None = None) -> Selection:
+def selection_of(topic: str, reason: str, device: str, since: str, letters: list[str] | None = None) -> Selection:
+    """Return the selection of these options. Raises ConfigError if one is not valid."""
     from bridge.dead_letters.records import LetterId, Selection
-    from bridge.dead_letters.showing import since_us
+    from bridge.times import since_us
 
     return Selection(
         ids=frozenset(LetterId.parse(one) for one in letters or ()),

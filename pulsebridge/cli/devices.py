@@ -37,10 +37,10 @@ def register(app: typer.Typer) -> None:
 @contextmanager
 def push_topics(settings: Settings) -> Iterator[PushTopics]:
     """Yield push's topics, with separate readers and with progress on a terminal."""
-    from bridge.inspect.devices.progress import reading_shown
     from bridge.inspect.devices.reading import PushTopics
     from bridge.pulsar.admin import PulsarAdmin
     from bridge.pulsar.client import PulsarClient
+    from pulsebridge.output.devices import reading_shown
 
     with (
         PulsarAdmin(settings.pulsar, timeout_s=30) as admin,
@@ -76,7 +76,7 @@ def _list(
     """
     from bridge.inspect.devices.overview import Overview, Selection
     from bridge.inspect.devices.reading import Budget
-    from bridge.inspect.devices.showing import overview_json, overview_text
+    from pulsebridge.output.devices import overview_json, overview_text
 
     settings = settings_from(config, sets)
     now_us = time.time_ns() // 1000
@@ -133,7 +133,7 @@ def _show(
 
     from bridge.inspect.devices.overview import Selection
     from bridge.inspect.devices.reading import Budget, emitted_us, waiting_command
-    from bridge.inspect.devices.showing import device_of, device_text, pending_json
+    from pulsebridge.output.devices import device_of, device_text, pending_json
 
     settings = settings_from(config, sets)
     now_us = time.time_ns() // 1000

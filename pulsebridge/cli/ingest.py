@@ -59,13 +59,13 @@ def _ingest(
     if shard is not None and workers is not None:
         raise ConfigError("--shard and --workers exclude each other", remedy="give --workers N alone")
     if workers is not None:
-        from bridge.ingest.workers import run_workers
+        from pulsebridge.workers.supervisor import run_workers
 
         sys.exit(run_workers(config, list(sets or ()), workers))
     from bridge.ingest.service import run
 
     if owned:
-        from bridge.ingest.workers import end_with_owner
+        from pulsebridge.workers.supervisor import end_with_owner
 
         end_with_owner()
     clean = run(settings_from(config, sets, {"ingest.shard": shard}), shares_ports=owned)
@@ -96,7 +96,7 @@ def _explain(
 
         pulsebridge topics explain gateway/7/up --payload '{"device": {"id": "w-17"}}'
     """
-    from bridge.inspect.explaining import explanation_of, explanation_text
+    from pulsebridge.topics.explaining import explanation_of, explanation_text
 
     properties = [(name, value) for name, _, value in (text.partition("=") for text in user or ())]
     body = None if payload is None else payload.encode("utf-8", "surrogateescape")
@@ -127,8 +127,8 @@ def _discover(
 
         pulsebridge topics discover --for 10m --filter 'plant/#' --json
     """
-    from bridge.inspect.discovery.listening import discover
-    from bridge.inspect.discovery.showing import discovery_text, seconds_of
+    from pulsebridge.topics.listening import discover
+    from pulsebridge.topics.showing import discovery_text, seconds_of
 
     seconds = seconds_of(duration)
     found = discover(settings_from(config, sets).mqtt, filters or ["#"], seconds)

@@ -145,10 +145,11 @@ def status(
     """
     from rich.console import Console
 
-    from bridge.inspect.devices.status import PushStatus, look_at_push, show_push
-    from bridge.inspect.instances import look_at_instances, show_instances
-    from bridge.inspect.sessions import look_at_sessions, show_sessions
+    from bridge.inspect.devices.status import PushStatus, look_at_push
+    from bridge.inspect.instances import look_at_instances
+    from bridge.inspect.sessions import look_at_sessions
     from pulsebridge.local.lifecycle import show_status
+    from pulsebridge.output.status import show_instances, show_push, show_sessions
 
     settings = settings_from(config, sets)
     found = look_at_instances(settings)
@@ -166,7 +167,7 @@ def status(
 
 
 def _settings(config: Path | None, sets: list[str] | None, flags: dict[str, object]) -> LocalSettings:
-    from bridge.downloads.distributions import default_data_dir
+    from bridge.user_folders import default_data_dir
 
     local = settings_from(config, sets, flags).local
     if local.data_dir is None:

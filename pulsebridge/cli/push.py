@@ -8,6 +8,7 @@ import typer
 
 from bridge.errors import ConfigError
 from bridge.settings.loading import settings_from
+from pulsebridge.cli.commands import register as register_commands
 from pulsebridge.cli.devices import register as register_devices
 from pulsebridge.cli.options import ConfigOption, SetOption
 from pulsebridge.cli.resend import register as register_resend
@@ -16,9 +17,10 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the tier's commands to ``app``: push, devices and commands."""
+    """Add the tier's commands to ``app``: push, devices, commands and resend."""
     app.command("push", short_help="Push commands from Pulsar to the devices over MQTT.")(_push)
     register_devices(app)
+    register_commands(app)
     register_resend(app)
 
 

@@ -60,7 +60,7 @@ def _show(
 
     Example: pulsebridge quarantine show --table readings --rule undecodable
     """
-    from bridge.dead_letters.showing import body_of
+    from pulsebridge.output.dead_letters import body_of
 
     lines = []
     with job_of(settings_from(config, sets)) as job:

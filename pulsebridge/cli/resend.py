@@ -1,4 +1,4 @@
-"""The commands ``pulsebridge commands resend`` and ``show``."""
+"""The command ``pulsebridge resend``: what failed goes again, dead letters to their topics, commands to their devices."""
 
 from __future__ import annotations
 
@@ -7,36 +7,30 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bridge.display import json_text, text_of
+from bridge.display import json_text, printable, text_of
 from bridge.errors import ConfigError
 from bridge.settings.loading import settings_from
+from pulsebridge.cli.dead_letters import DeviceOption, ReasonOption, SinceOption, TopicOption, selection_of
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
 
 if TYPE_CHECKING:
-    from bridge.inspect.devices.history import Copy, Family
-    from bridge.inspect.devices.reading import PushTopics
-    from bridge.inspect.devices.search import Search
-    from bridge.inspect.devices.view import PartitionView
+    from bridge.dead_letters.records import Selection
+    from bridge.settings import Settings
 
 __all__ = ["register"]
 
-_LEFT_OUT_SHOWN: Final = 3
-
-_Device = Annotated[
-    str,
-    typer.Option(
-        help="Device of the commands; required if several devices have the id. Only its partition is read.",
-        show_default=False,
-    ),
-]
+_STATES: Final = "rejected|overflowed|expired"
+_HOW: Final = (
+    "for dead letters give --letter, --topic, --reason, --device or --since, or --all; for commands give ids, or "
+    f"--device or --group with --state {_STATES}"
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    commands = typer.Typer(help="History of commands, and resend of failed ones.", no_args_is_help=True)
-    commands.command("show")(_show)
-    commands.command("resend")(_resend)
-    app.add_typer(commands, name="commands")
+    """Add the command to ``app``."""
+    app.command("resend", short_help="Resend dead letters to their topics, and failed commands to their devices.")(
+        _resend
+    )
 
 
 def _resend(
@@ -45,12 +39,23 @@ def _resend(
     ] = None,
     config: ConfigOption = None,
     sets: SetOption = None,
-    device: _Device = "",
+    letters: Annotated[
+        list[str] | None,
+        typer.Option("--letter", metavar="ID", help="Id of a dead letter; may be repeated.", show_default=False),
+    ] = None,
+    topic: TopicOption = "",
+    reason: ReasonOption = "",
+    device: DeviceOption = "",
+    since: SinceOption = "",
+    every: Annotated[bool, typer.Option("--all", help="All dead letters, without a selection.")] = False,
+    remap: Annotated[
+        bool, typer.Option("--remap", help="Map dead letters by the current rules, not to their original topic.")
+    ] = False,
     states: Annotated[
         list[str] | None,
         typer.Option(
             "--state",
-            metavar="rejected|overflowed|expired",
+            metavar=_STATES,
             help="With --device or --group: all commands that ended in this state; may be repeated.",
             show_default=False,
         ),
@@ -62,18 +67,12 @@ def _resend(
             show_default=False,
         ),
     ] = "",
-    since: Annotated[
-        str,
-        typer.Option(
-            metavar="AGE|TIME",
-            help="With --state: commands emitted since: 90s, 15m, 2h, 3d, or an ISO time.",
-            show_default=False,
-        ),
-    ] = "",
     expires_in: Annotated[
         str,
         typer.Option(
-            metavar="AGE|never", help="New expiry: 90s, 15m, 2h, 3d. Default: the old one.", show_default=False
+            metavar="AGE|never",
+            help="New expiry of commands: 90s, 15m, 2h, 3d. Default: the old one.",
+            show_default=False,
         ),
     ] = "",
     limit: Annotated[
@@ -85,43 +84,114 @@ def _resend(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resend, write nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Resend failed commands to the end of each device's queue, with the same topic, payload and QoS.
+    """Resend what failed: dead letters to their original topics, or commands to their devices.
 
-    The new command has the id ID~2 (then ID~3, …) and names the old one (resend_of). It refuses pending, delivered and
-    answered commands, and without --device an id that several devices have. A second run resends nothing. The exit code
-    is 1 if a command was refused.
+    Dead letters go in order, and their resend is recorded: none is resent a second time. After all dead letters of a
+    topic, ingest resumes to write to it if ingest.on_blocked had blocked it. Only one such resend runs at a time. It
+    refuses a command that push dead-lettered: give its id.
+
+    A command goes to the end of its device's queue, with the same topic, payload and QoS. The new command has the id
+    ID~2 (then ID~3, …) and names the old one (resend_of). Pending, delivered and answered commands are refused, and
+    without --device an id that several devices have. A second run resends nothing.
+
+    The exit code is 1 if something was refused.
 
     Examples:
 
-      pulsebridge commands resend overheat-7f3a --expires-in 1h
+      pulsebridge resend --topic plant --dry-run
 
-      pulsebridge commands resend --device press-7 --state expired --expires-in 2h --dry-run
+      pulsebridge resend overheat-7f3a --expires-in 1h
 
-      pulsebridge commands resend --group presses --state expired --since 1d --expires-in 2h
+      pulsebridge resend --device press-7 --state expired --expires-in 2h --dry-run
     """
-    from bridge.dead_letters.showing import since_us
-    from bridge.inspect.devices.history import FAILED, next_copy, of_one_device
-    from bridge.inspect.devices.resending import resend
+    settings = settings_from(config, sets)
+    if command_ids or states or group or expires_in or force:
+        if letters or topic or reason or every or remap:
+            raise ConfigError("dead letters and commands are selected at once", remedy=_HOW)
+        refused = _resend_commands(
+            settings,
+            list(dict.fromkeys(command_ids or ())),
+            states or [],
+            device=device,
+            group=group,
+            since=since,
+            expires_in=expires_in,
+            limit=limit,
+            force=force,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+    else:
+        selection = selection_of(topic, reason, device, since, letters or [])
+        if not every and selection == type(selection)():
+            raise ConfigError("no dead letter is selected, and no command", remedy=_HOW)
+        refused = _resend_letters(settings, selection, remap=remap, dry_run=dry_run, as_json=as_json)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _resend_letters(settings: Settings, selection: Selection, *, remap: bool, dry_run: bool, as_json: bool) -> bool:
+    """Resend dead letters and print the report. Returns whether one was refused."""
+    from bridge.dead_letters.replay import Replayer
+    from bridge.pulsar.admin import PulsarAdmin
+    from bridge.pulsar.client import PulsarClient
+    from bridge.routing.mapper import Mapper
+    from pulsebridge.output.dead_letters import report_json, report_text
+
+    with PulsarClient(settings.pulsar) as client, PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        mapper = None
+        if remap:
+            from bridge.intake.provisioning import known_topics
+
+            mapper = Mapper.of(settings, known_topics(admin))
+        report = Replayer(
+            client,
+            admin,
+            selection,
+            mapper=mapper,
+            dry_run=dry_run,
+            report_line=lambda line: typer.echo(printable(line), err=True),
+        ).run()
+    typer.echo(
+        json_text(report_json(report, dry_run=dry_run), indent=2) if as_json else report_text(report, dry_run=dry_run)
+    )
+    return bool(report.refused)
+
+
+def _resend_commands(
+    settings: Settings,
+    ids: list[str],
+    states: list[str],
+    *,
+    device: str,
+    group: str,
+    since: str,
+    expires_in: str,
+    limit: int,
+    force: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> bool:
+    """Resend commands and print the result. Returns whether one was refused."""
+    from bridge.dead_letters.history import FAILED, next_copy, of_one_device
+    from bridge.dead_letters.resending import resend
     from bridge.inspect.devices.search import Search
+    from bridge.times import since_us
+    from pulsebridge.cli.commands import print_left_out
     from pulsebridge.cli.devices import push_topics
 
-    ids = list(dict.fromkeys(command_ids or ()))
-    wanted = states or []
     target, narrowed = device or group, group or since
-    if bool(ids) == bool(wanted) or (not target if wanted else narrowed) or not set(wanted) <= set(FAILED):
-        raise ConfigError(
-            "no command, or an ambiguous set of commands, is selected",
-            remedy=f"give ids, or --device or --group with --state {'|'.join(FAILED)}",
-        )
+    if bool(ids) == bool(states) or (not target if states else narrowed) or not set(states) <= set(FAILED):
+        raise ConfigError("no command, or an ambiguous set of commands, is selected", remedy=_HOW)
     now_us = time.time_ns() // 1000
     expires_at_ms = _expiry(expires_in, now_us)
     from_us = since_us(since, now_us) if since else 0
-    with push_topics(settings_from(config, sets)) as topics:
+    with push_topics(settings) as topics:
         search = Search(topics)
         if ids:
             found = search.by_id(ids, device)
         else:
-            found = search.by_state(device, wanted, group=group, since_us=from_us)[:limit]
+            found = search.by_state(device, states, group=group, since_us=from_us)[:limit]
         families, refused = of_one_device(found)
         resent = resend(
             topics,
@@ -130,7 +200,7 @@ def _resend(
             dry_run=dry_run,
         )
     resent.refused = [*refused, *resent.refused]
-    _print_skipped(search)
+    print_left_out(search)
     if as_json:
         body: dict[str, Any] = {
             "dry_run": dry_run,
@@ -144,96 +214,15 @@ def _resend(
         verb = "would be resent" if dry_run else "is resent"
         lines = [f"{one.resend_of} {verb} to {one.device} as {one.command_id}" for one in resent.written]
         typer.echo(text_of([*lines, *(f"refused {one}" for one in resent.refused)]) or "no matching command")
-    if resent.refused:
-        raise typer.Exit(1)
+    return bool(resent.refused)
 
 
 def _expiry(text: str, now_us: int) -> int | None:
-    from bridge.dead_letters.showing import seconds_of
+    from bridge.times import duration_s
 
     if text in ("", "never"):
         return 0 if text else None
-    seconds = seconds_of(text)
+    seconds = duration_s(text)
     if not seconds:
         raise ConfigError(f"--expires-in {text}: not a duration", remedy="give 90s, 15m, 2h, 3d or never")
-    return now_us // 1000 + seconds * 1000
-
-
-def _show(
-    command_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a command.")],
-    config: ConfigOption = None,
-    sets: SetOption = None,
-    device: _Device = "",
-    as_json: JsonOption = False,
-) -> None:
-    """Show the history of a command and its copies: log, queue, receipts, dead letters.
-
-    For a command to a group it shows whether push has expanded it to the members, and then its receipt. If several
-    devices have a command of the id, it shows each of them. Without --device it reads the receipts and the log of all
-    partitions.
-
-    Examples:
-
-      pulsebridge commands show overheat-7f3a
-
-      pulsebridge commands show overheat-7f3a --device press-7
-    """
-    from bridge.inspect.devices.search import Search
-    from bridge.inspect.devices.showing import families_json, families_text
-    from pulsebridge.cli.devices import push_topics
-
-    with push_topics(settings_from(config, sets)) as topics:
-        search = Search(topics)
-        found = search.by_id([command_id], device, letters=True)
-        _print_skipped(search)
-        families = [one for one in found if one.newest.state != "unknown" or one.newest.in_group]
-        if not families:
-            raise ConfigError(
-                f"Pulsar has no record of a command {command_id!r}" + f" of {device!r}" * bool(device),
-                remedy="check the id; retention may have removed it",
-            )
-        shown = families_json(command_id, _families_shown(topics, families))
-    typer.echo(json_text(shown, indent=2) if as_json else families_text(shown))
-
-
-def _print_skipped(search: Search) -> None:
-    if search.left_out:
-        shown = search.left_out[:_LEFT_OUT_SHOWN]
-        more = len(search.left_out) - len(shown)
-        lines = [f"not read, not a valid command: {one}" for one in shown]
-        typer.echo(text_of(lines + [f"… and {more} more"] * bool(more)), err=True)
-
-
-def _families_shown(topics: PushTopics, families: list[Family]) -> list[dict[str, Any]]:
-    from bridge.inspect.devices.showing import copy_json
-
-    views: dict[int, PartitionView] = {}
-    shown = []
-    for family in families:
-        copies = [copy_json(one, _queue(topics, views, one)) for one in family.in_order]
-        shown.append(
-            {
-                "id": family.root,
-                "device": family.device,
-                "group": family.group,
-                "state": family.newest.state,
-                "copies": copies,
-            }
-        )
-    return shown
-
-
-def _queue(topics: PushTopics, views: dict[int, PartitionView], copy: Copy) -> str | None:
-    """Return the queue of a pending command: ``parked`` for an offline device, or ``waiting`` with the owner."""
-    if copy.state != "pending" or copy.command is None:
-        return None
-    partition, _ = (copy.positions or copy.moved)[0]
-    if partition not in views:
-        views[partition] = topics.records(partition)
-    parked = views[partition].parked(copy.command.device)
-    if any(position in parked for _, position in copy.positions):
-        return "parked"
-    relocated = {position for _, position in copy.moved}
-    if any(one.place in relocated for one in parked):
-        return "parked"
-    return "waiting" if copy.positions else None  # a relocated copy alone does not prove that it still waits
+    return now_us // 1000 + int(seconds * 1000)

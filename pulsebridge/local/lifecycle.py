@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,14 +21,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from bridge.display import markup
-from bridge.downloads import distributions
-from bridge.downloads.distributions import Distribution, default_cache_dir
-from bridge.downloads.preflight import Finding, check_all, find_java
-from bridge.downloads.spark_jars import delta_jars, delta_jars_present
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
+from bridge.times import duration_s
+from bridge.user_folders import default_cache_dir
 from pulsebridge.local.ports import refuse_used
 from pulsebridge.local.state import StackState, read_state
+from streaming.downloads import distributions
+from streaming.downloads.distributions import Distribution
+from streaming.downloads.preflight import Finding, check_all, find_java
+from streaming.downloads.spark_jars import delta_jars, delta_jars_present
 
 __all__ = ["bring_down", "bring_up", "fetch_all", "hours", "preflight", "show_status"]
 
@@ -39,10 +40,10 @@ _DELTA_BYTES = 13_400_000
 
 def hours(text: str) -> float:
     """Return the hours of ``90m``, ``12h`` or ``2d``. Raises ConfigError for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
-    if match is None or float(match.group(1)) <= 0:
+    seconds = duration_s(text, "h")
+    if not seconds:
         raise ConfigError(f"--for {text}: not a duration", remedy="give 90m, 12h or 2d")
-    return float(match.group(1)) * {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "": 1.0, "d": 24.0}[match.group(2)]
+    return seconds / 3600
 
 
 # --- up ---

@@ -20,17 +20,18 @@ from typing import Any, Literal
 
 import psutil
 
-from bridge.downloads import distributions
-from bridge.downloads.download import Progress
-from bridge.downloads.preflight import Java, check_disk, check_java, find_java, find_mosquitto, total_memory
 from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
+from bridge.user_folders import default_cache_dir
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface, refuse_used
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.readiness import mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
 from pulsebridge.local.sizes import Sizes, sizes_for
+from streaming.downloads import distributions
+from streaming.downloads.download import Progress
+from streaming.downloads.preflight import Java, check_disk, check_java, find_java, find_mosquitto, total_memory
 
 __all__ = ["LocalStack", "ServerName"]
 
@@ -206,7 +207,7 @@ class LocalStack:
         if self._java is None:
             missing = check_java()
             raise TerminalError(f"no Java {missing.needed}, found: {missing.found}", remedy=missing.remedy)
-        cache = s.cache_dir or distributions.default_cache_dir()
+        cache = s.cache_dir or default_cache_dir()
         if s.data_dir is None:
             _sweep()
             self._temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY))

@@ -13,11 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.downloads.distributions import default_cache_dir, locked
-from bridge.downloads.ivy import Artifact, resolve
-from bridge.downloads.preflight import find_java
-from bridge.downloads.spark_jars import spark_modules
+from bridge.user_folders import default_cache_dir
 from pulsebridge.local.ports import free_ports, is_free
+from streaming.downloads.distributions import locked
+from streaming.downloads.ivy import Artifact, resolve
+from streaming.downloads.preflight import find_java
+from streaming.downloads.spark_jars import spark_modules
 from tests.bench.processes import running
 
 __all__ = ["KafkaBroker", "kafka_running", "kafka_source_jars"]

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.contract import partition_name
-from bridge.downloads.preflight import find_java
-from bridge.downloads.spark_jars import delta_jars
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
 from pulsebridge.local.stack import LocalStack
+from streaming.downloads.preflight import find_java
+from streaming.downloads.spark_jars import delta_jars
 from tests.bench.kafka import kafka_running, kafka_source_jars
 from tests.bench.processes import bench_folder, with_logs_of
 from tests.bench.results import Figure

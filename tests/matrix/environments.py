@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
 
-from bridge.downloads.distributions import default_cache_dir, locked
+from bridge.user_folders import default_cache_dir
+from streaming.downloads.distributions import locked
 
 __all__ = ["CELLS", "Cell", "environment"]
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.downloads import distributions
-from bridge.downloads.distributions import Distribution
-from bridge.downloads.ivy import Artifact
-from bridge.downloads.preflight import find_java
 from bridge.pulsar.admin import rest_path
 from bridge.settings import Settings
+from bridge.user_folders import default_cache_dir
+from streaming.downloads import distributions
+from streaming.downloads.distributions import Distribution
+from streaming.downloads.ivy import Artifact
+from streaming.downloads.preflight import find_java
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for
 
@@ -43,7 +44,7 @@ def offloading(folder: Path) -> dict[str, str]:
     """Return the keys of Pulsar's configuration by which it offloads to ``tier(folder)``; fetches what that needs."""
     java, _ = find_java()
     assert java is not None
-    cache = Settings().local.cache_dir or distributions.default_cache_dir()
+    cache = Settings().local.cache_dir or default_cache_dir()
     (home,) = distributions.ensure([_OFFLOADERS], cache=cache, java=java.home)
     profile = folder / "core-site.xml"
     options = _PROFILE | {"fs.defaultFS": tier(folder).as_uri()}

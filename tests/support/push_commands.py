@@ -1,4 +1,4 @@
-"""The commands of the push tier, run in this process: devices list and show, commands resend and show."""
+"""The commands of the push tier, run in this process: devices list and show, commands show and resend."""
 
 from __future__ import annotations
 

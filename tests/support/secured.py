@@ -22,18 +22,19 @@ from typing import Any
 import jwt
 import pytest
 
-from bridge.downloads import distributions
-from bridge.downloads.preflight import find_java
 from bridge.mqtt.device import probe
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.user_folders import default_cache_dir
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.sizes import Sizes
+from streaming.downloads import distributions
+from streaming.downloads.preflight import find_java
 from tests.support.certificates import HOST, Authority, Pem
 from tests.support.waiting import poll_for
 
@@ -56,7 +57,7 @@ class _Java:
     def __init__(self, folder: Path, distribution: distributions.Distribution) -> None:
         java, _ = find_java()
         assert java is not None
-        cache = Settings().local.cache_dir or distributions.default_cache_dir()
+        cache = Settings().local.cache_dir or default_cache_dir()
         (self.home,) = distributions.ensure([distribution], cache=cache, java=java.home)
         self.java = java.home
         self.folder = folder

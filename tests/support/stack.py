@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from bridge.downloads.preflight import find_mosquitto
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.local import LocalSettings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
+from streaming.downloads.preflight import find_mosquitto
 from tests.support.waiting import patient
 
 

@@ -15,15 +15,16 @@ from typing import Any
 import pyspark
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from bridge.downloads import distributions
-from bridge.downloads.preflight import find_java
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.user_folders import default_cache_dir
 from pulsebridge.local.ports import free_ports, loopback_interface
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.sizes import Sizes
+from streaming.downloads import distributions
+from streaming.downloads.preflight import find_java
 from tests.support.waiting import patient, poll_for
 
 __all__ = ["JavaClient", "java_client", "running_pulsar"]
@@ -43,7 +44,7 @@ def _homes() -> tuple[Path, Path]:
     """Return the folders of Java and of the unpacked Pulsar."""
     java, _ = find_java()
     assert java is not None
-    cache = Settings().local.cache_dir or distributions.default_cache_dir()
+    cache = Settings().local.cache_dir or default_cache_dir()
     (home,) = distributions.ensure([distributions.PULSAR], cache=cache, java=java.home)
     return java.home, home
 

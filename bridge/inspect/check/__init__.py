@@ -1,1 +1,1 @@
-"""``pulsebridge check``: whether every endpoint answers and every import package belongs to Pulsebridge."""
+"""``pulsebridge check``: whether every endpoint answers, and the rights of a tier."""

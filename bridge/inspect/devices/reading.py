@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.contract import (
+    C_ID,
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
+    GROUP_COMMANDS_TOPIC,
     PARKED_TOPIC,
     PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
@@ -21,7 +23,7 @@ from bridge.contract import (
     Receipt,
     partition_name,
 )
-from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, decode_command, read_command
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, GroupRef, decode_command, read_command
 from bridge.contract.partitioning import partition_of
 from bridge.errors import ContractError, TerminalError
 from bridge.inspect.devices.acknowledged import Acknowledged
@@ -33,16 +35,14 @@ from bridge.pulsar.client import (
     PulsarClient,
     key_of,
     message_id,
-    our_errors,
     properties_of,
 )
-from bridge.pulsar.topic_end import Ledgers, read_to_end
+from bridge.pulsar.topic_end import Ledgers, read_partition
 from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
 from bridge.push.taken import Taken, position_of, record_key
 
 __all__ = [
-    "BACKLOG",
     "OLDEST",
     "Budget",
     "Owner",
@@ -52,14 +52,9 @@ __all__ = [
     "waiting_command",
 ]
 
-BACKLOG: Final = 100_000
-"""Default for the most messages of the backlog to read, over all partitions."""
 OLDEST: Final = 1000
 """Number of devices whose oldest waiting command is read: each distant position needs a separate reader."""
 READER: Final = "pulsebridge-devices"
-_RECEIVE_MS: Final = 1000
-_PATIENCE: Final = 30
-"""Receive timeouts before a reader that expects messages fails."""
 _RECEIPT_ENTRIES: Final = (1000, 10_000, 100_000)
 """Entries before the end of a receipts partition that are searched, step by step, for the last receipts of a device."""
 
@@ -128,6 +123,7 @@ class PushTopics:
         self.client = client
         self._admin = admin
         self._progress = progress
+        self._group_payload: tuple[GroupRef | None, bytes | None] = None, None
         self.commands = admin.settings.system_topic(COMMANDS_TOPIC)
         self.partitions = admin.partition_count(self.commands)
         if not self.partitions:
@@ -214,22 +210,23 @@ class PushTopics:
             begin = message_id(partition, *after, -1)
         elif start is not None:
             begin = message_id(partition, *start)
-        reader: Any = self.client.reader(
-            name, begin, queue=queue, inclusive=after is None, compacted=compacted, name=READER
-        )
-        count = 0
         last = BEFORE_ALL if after is None else CommandPosition(*after, -1)
         if start is not None:
             last = CommandPosition(start.ledger, start.entry - 1, -1)
-        try:
-            for message in read_to_end(reader, self.client.settings, name, last=last, compacted=compacted):
-                count += 1
-                if count % 500 == 0:
-                    self._progress(name.rpartition("/")[2], count)
-                yield message
-        finally:
-            with our_errors(f"closing the reader of {name}"):
-                reader.close()
+        read = read_partition(
+            self.client,
+            name,
+            start=begin,
+            inclusive=after is None,
+            last=last,
+            compacted=compacted,
+            queue=queue,
+            name=READER,
+        )
+        for count, message in enumerate(read, 1):
+            if count % 500 == 0:
+                self._progress(name.rpartition("/")[2], count)
+            yield message
 
     # --- one device ---
 
@@ -264,6 +261,25 @@ class PushTopics:
         finally:
             reader.close()
             copies.close()
+
+    def group_payload(self, ref: GroupRef) -> bytes | None:
+        """Return the payload of a group command, None if Pulsar has deleted it.
+
+        The last one is cached, because the commands of a group's members are resent together.
+        """
+        if self._group_payload[0] != ref:
+            self._group_payload = ref, self._read_payload(ref)
+        return self._group_payload[1]
+
+    def _read_payload(self, ref: GroupRef) -> bytes | None:
+        if not self.count(GROUP_COMMANDS_TOPIC):
+            return None
+        reader = PositionReader(self.client, partition_name(self.full_name(GROUP_COMMANDS_TOPIC), 0), 0, near=1)
+        try:
+            message = reader.read(ref.position)
+        finally:
+            reader.close()
+        return message.payload if message is not None and message.properties.get(C_ID) == ref.command_id else None
 
     def last_receipts(self, device: str, most: int) -> ReceiptsRead:
         """Return the last ``most`` receipts of a device; search from the end of its partition as far as necessary."""

@@ -25,10 +25,10 @@ from bridge.contract import (
 )
 from bridge.contract.commands import Command, CommandPosition, read_command
 from bridge.contract.partitioning import partition_of
+from bridge.dead_letters.history import Family, InGroup, candidates, named_like_a_copy, root_of, whole
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.records import DeadLetter
 from bridge.errors import ContractError, TerminalError
-from bridge.inspect.devices.history import Family, InGroup, candidates, named_like_a_copy, root_of, whole
 from bridge.inspect.devices.reading import PushTopics
 from bridge.pulsar.client import NO_TEXT, key_of, properties_of
 from bridge.push.groups.roster import Progress, Roster

@@ -9,20 +9,15 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
-
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
-from bridge.display import markup
 from bridge.errors import PulsebridgeError
 from bridge.inspect.devices.reading import Owner, PushTopics
-from bridge.inspect.devices.showing import age
 from bridge.inspect.devices.view import PartitionView
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
 from bridge.settings import Settings
 
-__all__ = ["PartitionStatus", "PushStatus", "look_at_push", "show_push"]
+__all__ = ["PartitionStatus", "PushStatus", "look_at_push"]
 
 _PATIENCE_S: Final = 5.0
 
@@ -100,32 +95,3 @@ def _backlog(admin: PulsarAdmin, partition: str) -> tuple[int, int]:
     count = int(subscription.get("msgBacklog", 0))
     earliest_ms = int(subscription.get("earliestMsgPublishTimeInBacklog", 0))
     return count, earliest_ms * 1000 if count and earliest_ms > 0 else 0
-
-
-def show_push(found: PushStatus, console: Console, *, reported: str = "") -> None:
-    """Print a line for each partition, and a remedy for unserved commands; ``reported``: problem already printed."""
-    now_us = time.time_ns() // 1000
-    if any(one.owner.serves or one.backlog or one.parked for one in found.partitions):
-        table = Table(title="Push", title_justify="left")
-        for column in ("partition", "served by", "backlog", "oldest", "devices offline", "parked"):
-            table.add_column(column)
-        for one in found.partitions:
-            more = "" if one.whole else "+"
-            table.add_row(
-                str(one.partition),
-                f"[green]{markup(one.owner.process)}[/]" if one.owner.serves else "[yellow]no process[/]",
-                str(one.backlog),
-                age(one.oldest_us, now_us),
-                f"{one.parked_devices}{more}",
-                f"{one.parked}{more}",
-            )
-        console.print(table)
-    unserved = [str(one.partition) for one in found.partitions if one.unserved]
-    if unserved:
-        console.print(
-            f"[red]commands wait in partitions {', '.join(unserved)} and no process serves them[/]: start pulsebridge "
-            "push, without --partitions or with these partitions",
-            soft_wrap=True,
-        )
-    if found.problem not in ("", reported):
-        console.print(f"Push: {markup(found.problem)}", soft_wrap=True)

@@ -8,18 +8,15 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from bridge.errors import DeniedError, FencedError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import addresses, credentials, open_connection, with_grant
+from bridge.pulsar.dial import addresses, credentials, open_connection
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire import commands
-from bridge.pulsar.wire.accepted import Accepted
 from bridge.pulsar.wire.commands import Answer, Redirect, WireError
-from bridge.pulsar.wire.connection import BrokerConnection
-from bridge.pulsar.wire.link import BrokerLink, read_any
+from bridge.pulsar.wire.connection import Accepted, BrokerConnection
 from bridge.pulsar.wire.producer import BatchProducer, Identity
-from bridge.pulsar.wire.reader import EntryReader
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Brokers", "WireClient", "WireReaders"]
+__all__ = ["Brokers", "WireClient"]
 
 log = get_logger("pulsar")
 
@@ -29,7 +26,7 @@ _DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024
 
 
 class Link(Protocol):
-    """A connection to a broker: ``BrokerConnection``, or ``BrokerLink``."""
+    """A connection to a broker: ``BrokerConnection``, or the one of Spark's source."""
 
     def __init__(self, accepted: Accepted) -> None: ...
 
@@ -62,7 +59,6 @@ class Brokers(Generic[L]):
         self._lock = threading.Lock()
         self._connections: dict[tuple[str, int, str], L] = {}
         self._dialling: dict[tuple[str, int, str], threading.Lock] = {}
-        self._tls = settings.service_url.startswith("pulsar+ssl:")
         self._authenticated = False
         self._closed = False
 
@@ -185,34 +181,6 @@ class WireClient:
 
     def close(self) -> None:
         """Close every connection. Messages without a receipt fail."""
-        self._brokers.close()
-
-
-class WireReaders:
-    """Makes readers for one thread, which also reads their connections."""
-
-    def __init__(self, settings: PulsarSettings) -> None:
-        self._settings = settings
-        self._brokers = Brokers(settings, BrokerLink)
-        self._timeout_s = settings.operation_timeout_s
-
-    def reader(self, partition: str, ledger: int, entry: int, *, permits: int) -> EntryReader:
-        """Read a partition from an entry on; see ``EntryReader``. Raises TransientError, RefusedError or DeniedError."""
-        until = time.monotonic() + self._timeout_s
-        try:
-            link = self._brokers.owner(partition, f"reading {partition}", until)
-            return EntryReader(link, partition, ledger, entry, permits=permits, timeout_s=_left(until))
-        except DeniedError as e:
-            raise with_grant(e, self._settings, partition, "consume") from e
-
-    def read(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for data of the readers, and store it for ``at_hand``: at most a megabyte from each
-        connection.
-        """
-        read_any(self._brokers.connected(), timeout_s)
-
-    def close(self) -> None:
-        """Close every connection."""
         self._brokers.close()
 
 

@@ -8,20 +8,21 @@ receipt fail. Its owner decides whether to redial.
 from __future__ import annotations
 
 import itertools
+import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from bridge.loggers import get_logger
 from bridge.poller import Poller
-from bridge.pulsar.wire.accepted import Accepted
 from bridge.pulsar.wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
-__all__ = ["BrokerConnection", "Listener"]
+__all__ = ["Accepted", "BrokerConnection", "Listener"]
 
 log = get_logger("pulsar")
 
@@ -30,6 +31,18 @@ KEEP_ALIVE_S: Final = 30.0
 
 _READ_BYTES: Final = 64 * 1024
 _NOT_NOW: Final = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Accepted(NamedTuple):
+    """A socket on which a broker has answered CONNECT."""
+
+    sock: socket.socket
+    name: str
+    """The broker's name in log messages."""
+    max_message_bytes: int
+    """The largest message that the broker accepts."""
+    credentials: Callable[[], bytes]
+    """Makes the frame that answers the broker's request for new credentials."""
 
 
 class Listener(Protocol):

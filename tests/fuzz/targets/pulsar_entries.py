@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.pulsar.wire.protobuf import number, text
-from bridge.pulsar.wire.reader import RawEntry
 from sources.entries import Opener, joined, message_id, open_entry
+from sources.entry_reader import RawEntry
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["PULSAR_ENTRIES"]

@@ -11,13 +11,13 @@ import yaml
 from hypothesis import strategies as st
 
 from bridge.display import TEXT_CHARACTERS, json_text, markup, printable, text_of
-from bridge.inspect.discovery.proposing import PresetSigns, propose
-from bridge.inspect.discovery.showing import discovery_of, discovery_text
-from bridge.inspect.discovery.tree import TopicTree
 from bridge.routing.mapper import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import preset_names
 from bridge.settings.streaming import StreamingSettings
+from pulsebridge.topics.proposing import PresetSigns, propose
+from pulsebridge.topics.showing import discovery_of, discovery_text
+from pulsebridge.topics.tree import TopicTree
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["TEXT"]

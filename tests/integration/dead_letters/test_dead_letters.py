@@ -25,7 +25,8 @@ from bridge.mqtt.envelope import Envelope
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.mapper import Route
 from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.cli.dead_letters import register
+from pulsebridge.cli import dead_letters as listing
+from pulsebridge.cli import resend
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, stored
 from tests.support.raw_pulsar import store_raw
@@ -72,14 +73,15 @@ def arguments_of(settings: PulsarSettings, *arguments: str) -> list[str]:
         "pulsar.namespace": settings.namespace,
         "pulsar.system_namespace": settings.system_namespace,
     }
-    return ["dead-letters", *arguments, *(p for n, v in sets.items() for p in ("--set", f"{n}={v}"))]
+    group = [] if arguments[0] == "resend" else ["dead-letters"]
+    return [*group, *arguments, *(p for n, v in sets.items() for p in ("--set", f"{n}={v}"))]
 
 
 def run(settings: PulsarSettings, *arguments: str) -> Result:
     """Run the command in this process."""
     app = typer.Typer()
-    register(app)
-    app.command("other")(lambda: None)  # so that dead-letters is not taken for the whole
+    listing.register(app)
+    resend.register(app)
     return CliRunner().invoke(app, arguments_of(settings, *arguments))
 
 
@@ -155,7 +157,7 @@ def test_foreign_messages_among_the_dead_letters_are_named_and_the_others_go_on(
     shown = asked(namespaces, "show", one, "--out", str(tmp_path / "payload"))
     assert "not a valid dead letter of Pulsebridge" in shown["why"]
     assert (tmp_path / "payload").read_bytes() == b"foreign"
-    done = run(namespaces, "replay", "--all", "--json")
+    done = run(namespaces, "resend", "--all", "--json")
     assert done.exit_code == 1, done.output
     report = json.loads(done.stdout)
     assert report["replayed"] == {namespaces.readings_topic("fleet"): 2}
@@ -169,16 +171,16 @@ def test_a_replay_brings_back_payload_key_envelope_and_order_once(
 ) -> None:
     letters = [(f"w-{n % 3}", b"%d" % n) for n in range(250)]
     write_dead(namespaces, letters)
-    planned = asked(namespaces, "replay", "--device", "w-1", "--dry-run")
+    planned = asked(namespaces, "resend", "--device", "w-1", "--dry-run")
     assert planned["replayed"] == {namespaces.readings_topic("fleet"): 83}
     with PulsarAdmin(namespaces) as admin:
         assert admin.partition_count(namespaces.readings_topic("fleet")) == 0  # a dry run writes nothing
     one = asked(namespaces, "list", "--device", "w-2", "--limit", "1")["letters"][0]["id"]
-    assert asked(namespaces, "replay", "--id", one)["replayed"] == {namespaces.readings_topic("fleet"): 1}
-    assert asked(namespaces, "replay", "--device", "w-1")["already"] == 0
-    rest = asked(namespaces, "replay", "--all")
+    assert asked(namespaces, "resend", "--letter", one)["replayed"] == {namespaces.readings_topic("fleet"): 1}
+    assert asked(namespaces, "resend", "--device", "w-1")["already"] == 0
+    rest = asked(namespaces, "resend", "--all")
     assert (sum(rest["replayed"].values()), rest["already"]) == (166, 84)
-    again = asked(namespaces, "replay", "--topic", "fleet")
+    again = asked(namespaces, "resend", "--topic", "fleet")
     assert (again["replayed"], again["already"]) == ({}, 250)
 
     found = stored(namespaces, "fleet")
@@ -200,12 +202,12 @@ def test_what_cannot_be_replayed_is_refused_by_name_and_remap_uses_the_present_r
 ) -> None:
     write_dead(namespaces, [("w-1", b"y" * (HEAD_BYTES + 1000))], whole_bytes=1000)
     write_dead(namespaces, [("w-1", b"no rule")], topic="")
-    refused = run(namespaces, "replay", "--all")
+    refused = run(namespaces, "resend", "--all")
     assert refused.exit_code == 1
     assert "1000 bytes of its payload were not kept" in refused.stdout
     assert "--remap" in refused.stdout
-    assert "no dead letter is selected" in str(run(namespaces, "replay").exception)
-    remapped = run(namespaces, "replay", "--all", "--remap")
+    assert "no dead letter is selected" in str(run(namespaces, "resend").exception)
+    remapped = run(namespaces, "resend", "--all", "--remap")
     assert remapped.exit_code == 1  # the head alone stays where it is
     (message,) = stored(namespaces, "fleet")
     assert (message.payload, message.key) == (b"no rule", "fleet/w-1/glucose")
@@ -220,9 +222,9 @@ def test_a_replay_killed_at_each_step_loses_nothing_and_repeats_are_marked(
     letters = [(f"w-{n % 2}", b"%d" % n) for n in range(500)]
     write_dead(namespaces, letters)
     for passage in (1, 2):
-        killed = killed_run(namespaces, "replay", "--all", kill_at=f"{point}:{passage}")
+        killed = killed_run(namespaces, "resend", "--all", kill_at=f"{point}:{passage}")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert asked(namespaces, "replay", "--all")["refused"] == []
+    assert asked(namespaces, "resend", "--all")["refused"] == []
     found = stored(namespaces, "fleet")
     for device in ("w-0", "w-1"):
         assert list(dict.fromkeys(of_device(found, device))) == [p for d, p in letters if d == device]
@@ -233,7 +235,7 @@ def test_a_replay_killed_at_each_step_loses_nothing_and_repeats_are_marked(
         copies.setdefault(message.payload, set()).add(message.properties[contract.P_REPLAYED])
     assert all(len(marks) == 1 for marks in copies.values())  # the same mark shows that they are one message
     assert len(dead_letters(namespaces)) > 500  # and the notes
-    assert asked(namespaces, "replay", "--all")["replayed"] == {}
+    assert asked(namespaces, "resend", "--all")["replayed"] == {}
 
 
 def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
@@ -243,7 +245,7 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
     write_dead(namespaces, [("w-1", b"%d" % n) for n in range(50)])
     topic = namespaces.readings_topic("fleet")
     replay = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()"]
-    replay += arguments_of(namespaces, "replay", "--all")
+    replay += arguments_of(namespaces, "resend", "--all")
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)
         store, block = BlockStore(admin), Block(0, "a-device", "blocked", 1, "a test")
@@ -256,12 +258,12 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
             assert second.returncode == 1
             assert f"another replay of the dead letters is running: process {first.pid} on " in second.stderr
             assert "Traceback" not in second.stderr
-            assert asked(namespaces, "replay", "--all", "--dry-run")["already"] == 50  # that needs no lock
+            assert asked(namespaces, "resend", "--all", "--dry-run")["already"] == 50  # that needs no lock
         finally:
             first.kill()
             first.communicate()
         store.remove(topic, store.load(topic)[0])
-    assert asked(namespaces, "replay", "--all")["already"] == 50
+    assert asked(namespaces, "resend", "--all")["already"] == 50
     assert len(stored(namespaces, "fleet")) == 50
 
 
@@ -280,5 +282,5 @@ def test_h38_list_and_show_print_no_control_character_of_a_device(
         assert all(line.isprintable() for line in lines), lines
         assert not any(line.startswith("0:0:0") for line in lines)
     assert r"fleet/w-\x1b[2J\u202e7\n0:0:0  forged" in run(namespaces, "list").output
-    refused = run(namespaces, "replay", "--all")
+    refused = run(namespaces, "resend", "--all")
     assert all(line.isprintable() for line in refused.output.split("\n")), refused.output

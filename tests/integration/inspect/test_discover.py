@@ -12,15 +12,15 @@ import threading
 import pytest
 import yaml
 
-from bridge.inspect.discovery.listening import listen
-from bridge.inspect.discovery.proposing import PresetSigns, propose
-from bridge.inspect.discovery.tree import TopicTree
 from bridge.mqtt.types import Message
 from bridge.routing.mapper import mapping_problems
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.topics.listening import listen
+from pulsebridge.topics.proposing import PresetSigns, propose
+from pulsebridge.topics.tree import TopicTree
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bridge.downloads.preflight import find_java
 from bridge.errors import TerminalError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import MessageId, PulsarClient, Reader
@@ -28,6 +27,7 @@ from pulsebridge.local.readiness import mqtt_round_trip, pulsar_healthy, pulsar_
 from pulsebridge.local.sizes import sizes_for
 from pulsebridge.local.stack import LocalStack
 from pulsebridge.local.state import read_state
+from streaming.downloads.preflight import find_java
 from tests.support import mqtt_packets as mqtt
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import new_stack, provisioned

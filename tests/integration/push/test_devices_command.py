@@ -17,7 +17,7 @@ from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, part
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
-from bridge.inspect.devices.status import look_at_push, show_push
+from bridge.inspect.devices.status import look_at_push
 from bridge.inspect.devices.view import DeviceView, Waiting
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import NO_TEXT, PulsarClient
@@ -26,6 +26,7 @@ from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli.devices import push_topics
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.output.status import show_push
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
     Devices,
@@ -221,7 +222,7 @@ def test_a_command_to_a_group_is_shown_while_it_waits_for_its_members_and_behind
     text = run(settings, "commands", "show", given.command_id).stdout
     assert "presses-1 for the group presses: pending" in text
     assert "waits for its expansion to the members of the group" in text
-    refused = run(settings, "commands", "resend", given.command_id)
+    refused = run(settings, "resend", given.command_id)
     assert refused.exit_code == 1
     assert "to the group presses that is not yet expanded to its members; push expands it" in refused.stdout
     with Devices(settings, lambda _device, _count: True) as devices, push_in_thread(settings):
@@ -266,7 +267,7 @@ def test_h38_devices_and_commands_print_no_control_character_of_a_device(
         ["devices", "list"],
         ["devices", "show", device],
         ["commands", "show", command_id],
-        ["commands", "resend", command_id],
+        ["resend", command_id],
     )
     for arguments in ways:
         for form in ([], ["--json"]):

@@ -325,9 +325,9 @@ def test_h30_commands_that_wait_long_move_to_a_topic_of_their_own_and_the_retent
                 (one,) = shown["copies"]
                 assert (shown["device"], one["state"], one["queue"]) == ("d", "pending", "parked")
                 assert (one["positions"], len(one["moved"])) == ([], 1)
-            forced = run(settings, "commands", "resend", "d-7", "--force", "--dry-run")
+            forced = run(settings, "resend", "d-7", "--force", "--dry-run")
             assert "would be resent to d as d-7~2" in forced.output
-            assert "it is pending" in run(settings, "commands", "resend", "d-7").output
+            assert "it is pending" in run(settings, "resend", "d-7").output
         with push_in_thread(settings):  # another owner knows where they are
             write_commands(settings, later)
             devices.await_all(later)

@@ -1,4 +1,4 @@
-"""``pulsebridge commands resend`` and ``show``: failed commands again, once each, whatever is killed."""
+"""``pulsebridge resend`` and ``commands show``: failed commands again, once each, whatever is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bridge.contract.groups import entry_of
 from bridge.killpoints import RESEND_KILL_POINTS
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.cli.dead_letters import register
+from pulsebridge.cli.resend import register
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
 from tests.support.push import (
@@ -51,7 +51,7 @@ def in_the_log(settings: Settings) -> list[str]:
 
 
 def resend(settings: Settings, *arguments: str, code: int = 0) -> dict[str, Any]:
-    done = run(settings, "commands", "resend", *arguments, "--json")
+    done = run(settings, "resend", *arguments, "--json")
     assert done.exit_code == code, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -60,7 +60,8 @@ def resend(settings: Settings, *arguments: str, code: int = 0) -> dict[str, Any]
 def dead_letters(settings: Settings, *arguments: str) -> Result:
     app = typer.Typer()
     register(app)
-    return CliRunner().invoke(app, ["dead-letters", *arguments, "--json", *push_arguments(settings)])
+    app.command("other")(lambda: None)  # so that resend is not taken for the whole
+    return CliRunner().invoke(app, ["resend", *arguments, "--json", *push_arguments(settings)])
 
 
 def resent(report: dict[str, Any]) -> list[str]:
@@ -93,11 +94,11 @@ def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
         assert len(in_the_log(settings)) == 3, "a dry run writes nothing"
         assert "Pulsar has no record of it" in resend(settings, "nowhere", code=1)["refused"][0]["why"]
 
-        replayed = dead_letters(settings, "replay", "--all")
+        replayed = dead_letters(settings, "--all")
         assert replayed.exit_code == 1
         report = json.loads(replayed.stdout)
         assert (sum(report["replayed"].values()), len(report["refused"])) == (0, 2)
-        assert "pulsebridge commands resend d-1 --device d" in str(report["refused"])
+        assert "pulsebridge resend d-1 --device d" in str(report["refused"])
         assert len(in_the_log(settings)) == 3, "under its old id it would be dropped"
 
         works |= {"d-1~3", "d-2~2"}
@@ -164,7 +165,7 @@ def test_a_resend_that_is_killed_after_it_has_written_writes_no_second_one(
     write_commands(settings, [*commands, namesake])
     with push_in_thread(settings):
         poll_for(lambda: len(receipts(settings)) == 3, 30, "all expired")
-    arguments = ["commands", "resend", "d-0", "d-1", "--expires-in", "never", *push_arguments(settings)]
+    arguments = ["resend", "d-0", "d-1", "--expires-in", "never", *push_arguments(settings)]
     (point,) = RESEND_KILL_POINTS
     killed = subprocess.run(
         [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments],
@@ -276,12 +277,12 @@ def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_th
         )
         assert receipts(settings)[fails.command_id][-1].state == "rejected"
         write_members(settings, "unknown", ["late"])
-        replayed = dead_letters(settings, "replay", "--all")
+        replayed = dead_letters(settings, "--all")
         assert replayed.exit_code == 1, replayed.output
         report = json.loads(replayed.stdout)
         assert report["replayed"] == {settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC): 1}
         (refused,) = report["refused"]
-        assert f"to fails alone: pulsebridge commands resend {fails.command_id} --device fails" in refused["why"]
+        assert f"to fails alone: pulsebridge resend {fails.command_id} --device fails" in refused["why"]
         devices.await_all(entries(unknown, ["late"]))
         resend(settings, fails.command_id, "--device", "fails")
         again = f"{fails.command_id}~2"
@@ -341,6 +342,6 @@ def test_what_failed_of_a_group_s_members_is_sent_again_at_once_and_since_a_time
 def test_a_selection_that_is_none_says_how_to_select(
     stack: LocalStack, namespaces: PulsarSettings, arguments: tuple[str, ...]
 ) -> None:
-    done = run(parking_settings(stack, namespaces), "commands", "resend", *arguments)
+    done = run(parking_settings(stack, namespaces), "resend", *arguments)
     assert done.exit_code == 1
     assert "give ids, or --device or --group with --state" in str(done.exception)

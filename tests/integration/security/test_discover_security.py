@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import DeniedError, RefusedError
-from bridge.inspect.discovery.listening import discover
+from pulsebridge.topics.listening import discover
 from tests.support.ingest import device
 from tests.support.secured import SecuredArtemis
 

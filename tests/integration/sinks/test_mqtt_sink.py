@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_SINK
-from bridge.downloads.preflight import find_mosquitto
 from bridge.errors import TransientError
 from bridge.mqtt.device import DeviceClient, probe
 from bridge.mqtt.types import Message
@@ -26,6 +25,7 @@ from pulsebridge.local.stack import LocalStack
 from sinks.mqtt_rows import Plan, Publish
 from sinks.mqtt_writer import write as write_task
 from sinks.options import read_mqtt_options
+from streaming.downloads.preflight import find_mosquitto
 from tests.support.stack import mqtt_settings, new_stack
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.contract import COMMAND_COLUMNS
 from bridge.errors import ConfigError
 from bridge.settings import PulsarSettings, Settings, StreamingSettings
 from pulsebridge.local.stack import LocalStack
+from sinks.columns import COMMAND_COLUMNS
 from streaming import pipelines as dp
 from streaming.alerts import declare_alerts
 from streaming.evaluation import command_id

@@ -19,12 +19,12 @@ import yaml
 from pyarrow import parquet
 
 from bridge import contract
-from bridge.downloads.preflight import find_java
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import provision_commands
 from bridge.settings import PulsarSettings
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server, last_lines
+from streaming.downloads.preflight import find_java
 from tests.support.delta_rows import delta_rows
 from tests.support.waiting import patient, poll_for
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bridge.inspect.discovery.proposing import propose
-from bridge.inspect.discovery.tree import TopicTree
 from bridge.settings import Settings
 from bridge.settings.presets import load_preset
+from pulsebridge.topics.proposing import propose
+from pulsebridge.topics.tree import TopicTree
 from streaming.reading import Reader
 from tests.support.source_messages import ARRIVAL, SentMessage, frame
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bridge.dead_letters import dead_letter
 from bridge.display import accept_every_character, json_text, markup, printable, text_of
-from bridge.inspect.devices.showing import table
+from pulsebridge.output.devices import table
 
 anything = st.text(st.characters(exclude_categories=()), max_size=40) | st.sampled_from(
     [

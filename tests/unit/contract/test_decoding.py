@@ -34,11 +34,11 @@ from bridge.ingest import session_memory
 from bridge.ingest.session_slots import read_advertised
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.pulsar.wire.protobuf import number, read_varint
-from bridge.pulsar.wire.reader import RawEntry
 from bridge.push.cursor import Cursor, OwnerRecord, read_term
 from bridge.push.groups.roster import Roster, owner_of
 from bridge.push.parked import Parked, read_segment
 from sources.entries import Opener, open_entry
+from sources.entry_reader import RawEntry
 from sources.retention import SubscriptionRecord
 
 
@@ -77,7 +77,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "roster left": (lambda body: Roster().take('["member","g","d"]', body), b'{"v":1,"o":"x","left":[1,2,-1]}'),
     "roster key": (as_text(lambda key: Roster().take(key, b'{"v":1,"o":"x"}')), b'["group","g"]'),
     "roster owner": (lambda body: owner_of('["owner"]', body), b'{"v":1,"o":"x"}'),
-    "block": (as_text(lambda body: decode_block("pulsebridge.blocked.0.c", body)), b'{"state":"drained","since_us":1,"why":""}'),
+    "block": (as_text(lambda body: decode_block("0.c", body)), b'{"state":"drained","since_us":1,"why":""}'),
     "note": (lambda body: note_of(replayed_note([])[1], body), b'["1:2:3"]'),
     "hold": (as_text(lambda body: SubscriptionRecord.decode({"pulsebridge.retention": body})), b'{"startingOffsets":"earliest","start":[1,2],"committed":true}'),
     "ingest": (as_text(decode_ingest), b'{"v":"1","link":"l"}'),
@@ -258,4 +258,4 @@ def test_h44_a_time_that_spark_lacks_is_none(field: int) -> None:
 
 def test_a_block_that_cannot_be_read_names_its_property_and_the_remedy() -> None:
     with pytest.raises(ContractError, match=r"property pulsebridge\.blocked\.0\.c .*remove-properties"):
-        decode_block("pulsebridge.blocked.0.c", "x")
+        decode_block("0.c", "x")

@@ -21,12 +21,13 @@ from bridge.dead_letters.records import (
     note_of,
     replayed_note,
 )
-from bridge.dead_letters.showing import Summary, body_of, since_us
 from bridge.errors import ConfigError
 from bridge.mqtt.envelope import Envelope
 from bridge.routing.mapper import Mapper, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
+from bridge.times import since_us
+from pulsebridge.output.dead_letters import Summary, body_of
 
 PULSAR = PulsarSettings()
 FLEET = PULSAR.readings_topic("fleet")
@@ -122,7 +123,7 @@ def test_a_command_that_push_gave_up_is_refused_and_one_that_it_could_not_read_i
     in_the_log = PULSAR.system_topic("commands") + "-partition-3"
     planned = replay_of(letter(properties=properties_of_command(given_up, in_the_log), payload=b"open"), PULSAR)
     assert isinstance(planned, Refusal)
-    assert "pulsebridge commands resend 'c 1' --device w-1" in planned.why
+    assert "pulsebridge resend 'c 1' --device w-1" in planned.why
     newer = properties_of_command(given_up | {contract.C_VERSION: "99"}, in_the_log)
     planned = replay_of(letter(properties=newer, payload=b"open"), PULSAR)
     assert isinstance(planned, Replay)
@@ -142,7 +143,7 @@ def test_what_push_gave_up_for_one_member_of_a_group_goes_again_to_that_one_alon
     planned = replay_of(letter(properties=properties, payload=b""), PULSAR)
     assert isinstance(planned, Refusal)
     assert f"{entry.command_id} (g 1 of the group presses)" in planned.why
-    assert f"to w-1 alone: pulsebridge commands resend {entry.command_id} --device w-1" in planned.why
+    assert f"to w-1 alone: pulsebridge resend {entry.command_id} --device w-1" in planned.why
 
 
 def test_a_group_command_without_a_delivery_is_replayed_to_the_group() -> None:

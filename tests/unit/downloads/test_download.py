@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.downloads.download import download
 from bridge.errors import TerminalError
+from streaming.downloads.download import download
 
 BODY = bytes(range(256)) * 4096
 DIGEST = hashlib.sha512(BODY).hexdigest()

@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bridge.downloads.distributions import ARTEMIS, PULSAR, unpack
-from bridge.downloads.ivy import (
+from pulsebridge.local.lifecycle import hours
+from streaming.downloads.distributions import ARTEMIS, PULSAR, unpack
+from streaming.downloads.ivy import (
     Artifact,
     artifact_path,
     ivy_module,
@@ -17,7 +18,6 @@ from bridge.downloads.ivy import (
     proxy_properties,
     root_from_ivydata,
 )
-from pulsebridge.local.lifecycle import hours
 
 ARTIFACT = Artifact("org.example", "thing", "1.2", "tar.gz", "bin")
 

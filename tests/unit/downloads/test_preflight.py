@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.downloads import preflight
-from bridge.downloads.preflight import (
+from streaming.downloads import preflight
+from streaming.downloads.preflight import (
     check_disk,
     check_java,
     check_memory,

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.pulsar.wire import commands
-from bridge.pulsar.wire.accepted import Accepted
 from bridge.pulsar.wire.batches import encode, head_of
 from bridge.pulsar.wire.commands import Answer, Frames, Kind, Redirect, WireError
-from bridge.pulsar.wire.connection import BrokerConnection
+from bridge.pulsar.wire.connection import Accepted, BrokerConnection
 from bridge.pulsar.wire.protobuf import fields, number, text
 
 

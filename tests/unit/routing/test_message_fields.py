@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.inspect.explaining import explanation_of, explanation_text
 from bridge.routing.mapper import Mapper, NoRoute, PerMessage, Route, mapping_problems
 from bridge.routing.message_fields import MessageField, MissingField, read_fields
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.topics.explaining import explanation_of, explanation_text
 
 UP = b'{"deviceInfo": {"devEui": "0102", "tags": [{"id": 7}]}}'
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.inspect.explaining import explanation_of, explanation_text
 from bridge.routing.mapper import LeftOut, Mapper, Route, mapping_problems, subscriptions
 from bridge.routing.message_fields import MessageField, read_fields
 from bridge.routing.patterns import meet
@@ -18,6 +17,7 @@ from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
+from pulsebridge.topics.explaining import explanation_of, explanation_text
 
 ALL = preset_names()
 

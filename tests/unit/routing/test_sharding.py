@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.ingest.restarts import Restarts, Wait
 from bridge.routing.mapper import Mapper, Route
 from bridge.routing.shard import Shard
 from bridge.routing.sharding import (
@@ -26,6 +25,7 @@ from bridge.routing.templates import Filter
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.loading import load
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.workers.restarts import Restarts, Wait
 
 PULSAR = PulsarSettings()
 

@@ -5,8 +5,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.contract.groups import GROUP_MEMBER_COLUMNS, member_of
+from bridge.contract.groups import member_of
 from bridge.errors import ConfigError, ContractError
+from sinks.columns import GROUP_MEMBER_COLUMNS
 from sinks.group_rows import check_schema, read_rows
 from sinks.messages import BadRow, PulsarMessage
 from sinks.options import read_group_options

@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.contract import MQTT_SINK_COLUMNS, ORIGIN_PROPERTY, ORIGIN_SINK
+from bridge.contract import ORIGIN_PROPERTY, ORIGIN_SINK
 from bridge.errors import ContractError
 from bridge.mqtt.types import PublishProperties
+from sinks.columns import MQTT_SINK_COLUMNS
 from sinks.messages import BadRow
 from sinks.mqtt_rows import Plan, Publish, check_schema, letter_of, read_rows
 

@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC, COMMAND_COLUMNS
+from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC
 from bridge.contract.commands import MAX_COMMAND_BYTES, Command
 from bridge.contract.groups import GroupCommand, decode_group_command
 from bridge.errors import ContractError, TransientError
 from bridge.pulsar.client import OK
 from sinks import group_rows, mqtt_rows, topic_rows
+from sinks.columns import COMMAND_COLUMNS
 from sinks.messages import BadRow
 from sinks.pending import MAX_PENDING_BYTES, Receipts
 from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, messages_of

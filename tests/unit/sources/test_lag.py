@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.contract import Behind, Position
-from sources.lag import Lag, as_json
+from bridge.contract import Position
+from sources.lag import Behind, Lag, as_json
 from sources.planning import Ledger, PartitionView
 
 

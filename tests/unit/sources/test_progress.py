@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from bridge.contract import Behind
+from sources.lag import Behind
 from sources.progress import SourceProgress, lag_of
 
 LATEST = {"v": 1, "behind": {"p": {"entries": 3, "bytes": 30, "seconds": None}}}

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import gc, sys
-from bridge.spark.worker import exclude_imports
+from bridge.collector import exclude_imports
 
 exclude_imports()
 kept = gc.get_freeze_count()

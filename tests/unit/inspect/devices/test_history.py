@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.contract import C_ID, P_DEAD_LENGTH, Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition
-from bridge.inspect.devices.history import (
+from bridge.dead_letters.history import (
     FAILED,
     Family,
     InGroup,
@@ -24,6 +23,7 @@ from bridge.inspect.devices.history import (
     root_of,
     whole,
 )  # fmt: skip
+from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition
 
 NOW = 1_000_000_000_000_000
 COMMAND = Command("c", "d", "devices/d/commands", b"open", qos=2, retain=True, emitted_at_us=5, cause="why")

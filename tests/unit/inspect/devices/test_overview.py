@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.inspect.devices.overview import Overview, Selection
-from bridge.inspect.devices.showing import age, overview_json, overview_text, table
 from bridge.inspect.devices.view import DeviceView
+from pulsebridge.output.devices import age, overview_json, overview_text, table
 
 SECOND = 1_000_000
 NOW = 100_000 * SECOND

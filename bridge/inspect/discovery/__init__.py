@@ -1,4 +1,0 @@
-"""Topic discovery: listens at an MQTT broker, counts messages in bounded memory and proposes rules.
-
-All modules but listening are pure.
-"""

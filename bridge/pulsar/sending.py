@@ -1,0 +1,93 @@
+"""Sends messages and awaits Pulsar's receipts, for writers that wait for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from bridge.errors import PulsebridgeError, TransientError
+from bridge.pulsar.client import OK, Producer, PulsarClient, our_errors
+from bridge.pulsar.errors import as_our_error
+
+__all__ = ["PartitionWriters", "Receipts", "close_quietly"]
+
+log = structlog.get_logger("pulsar")
+
+_NONE: Final = object()
+
+
+class Receipts:
+    """Pulsar's answers to sent messages, collected on its threads. The caller identifies each message by a key."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sent = 0
+        self._results: dict[Hashable, Any] = {}
+
+    def of(self, key: Hashable) -> Callable[..., None]:
+        """Return the callback of a message: for ``send_async``, or as a ``bridge.pulsar.wire.producer.Receipt``."""
+        self._sent += 1
+
+        def answered(result: Any, _id: Any = None) -> None:  # must never raise: the C++ client would end the process
+            with self._changed:
+                self._results[key] = result
+                self._changed.notify_all()
+
+        return answered
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the answers to all messages. Returns False at the time-out."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._results) >= self._sent, timeout_s)
+
+    def error(self, key: Hashable, operation: str) -> PulsebridgeError | None:
+        """Return why a message is not known to be stored, None if it is; ``operation`` names it and its topic."""
+        result = self._results.get(key, _NONE)
+        if result is _NONE:
+            return TransientError(f"{operation}: Pulsar does not confirm it")
+        return None if result is None or result == OK else as_our_error(result, operation)
+
+
+class PartitionWriters:
+    """Producers by partition, opened at their first use. They are unbatched, because a refusal then names one message.
+
+    ``most`` bounds the messages without a receipt.
+    """
+
+    def __init__(self, client: PulsarClient, most: int = 1000) -> None:
+        self._client = client
+        self._most = most
+        self._producers: dict[str, Producer] = {}
+
+    def add(self, partition: str, producer: Producer) -> None:
+        """Use this producer for a partition; ``close`` closes it, too."""
+        self._producers[partition] = producer
+
+    def of(self, partition: str) -> Producer:
+        """Return the producer of a partition. Raises as ``PulsarClient.producer``."""
+        found = self._producers.get(partition)
+        if found is None:
+            found = self._client.producer(partition, batching=False, max_pending=self._most)
+            self._producers[partition] = found
+        return found
+
+    def close(self) -> None:
+        """Close all of them, after their receipts."""
+        for producer in self._producers.values():
+            close_quietly(producer)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def close_quietly(one: _Closable) -> None:
+    """Close a producer or a reader that is not needed any more, and ignore Pulsar's errors. It waits for Pulsar."""
+    try:
+        with our_errors("closing it"):
+            one.close()
+    except PulsebridgeError as e:  # closed either way
+        log.debug("a producer or a reader was not closed cleanly", why=e.what)
