@@ -1,4 +1,4 @@
-"""What the core of a partition asks its shell to do. Plain data; each names the event that answers it."""
+"""Actions: what a partition asks its shell to do. Each names the event that answers it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Acknowledge the message at ``position`` on the commands subscription. It is not held any more."""
+    """Acknowledge the message at ``position`` on the commands subscription. Push does not track it any more."""
 
     position: CommandPosition
 
@@ -77,53 +77,53 @@ class StoreSegment:
     payload: bytes
     parked: tuple[CommandPosition, ...] = ()
     """What may be acknowledged once this is stored: writes are stored in their order."""
-    move: int = 0
-    """The move that ends with this, 0 for none. Answer: ``move_stored(move)``, besides."""
+    relocation: int = 0
+    """The relocation that ends with this, 0 for none. Second answer: ``Relocation.stored(relocation)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, round, position, …)``."""
+    """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, epoch, position, …)``."""
 
     device: str
-    round: int
+    epoch: int
     positions: tuple[CommandPosition, ...]
-    places: tuple[CommandPosition | None, ...]
-    """For each, where its copy stands among the moved commands, None where it was not moved."""
-    unheard: bool = False
-    """Whether the device is tried, or swept, and not back: then this stands anywhere in the log."""
+    copies: tuple[CommandPosition | None, ...]
+    """For each the position of its copy in the topic of relocated commands, None if it was not relocated."""
+    probing: bool = False
+    """Whether the device is probed or swept, without a sign of life: then this stands anywhere in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy parked commands to the topic of the moved ones, in order. Answer: ``copied(move, places)``, or
-    ``copy_failed(move)``.
+    """Copy parked commands to the topic of relocated commands, in order. Answer: ``Relocation.copied(relocation, copies)``,
+    or ``Relocation.copy_failed(relocation)``.
     """
 
-    move: int
+    relocation: int
     positions: tuple[CommandPosition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A command that was pulled is done with, or waits in Pulsar again."""
+    """A command that was pulled is settled, or waits in Pulsar again: its message is not needed any more."""
 
     position: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
 class FindCommands:
-    """Find the commands of a device in Pulsar: after one place, up to another. Answer: ``found(device, round, …)``."""
+    """Find the commands of a device in Pulsar: after one position, up to another. Answer: ``Resume.found``."""
 
     device: str
-    round: int
+    epoch: int
     after: CommandPosition
     until: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """Tell the device what became of its request, then acknowledge the request."""
+    """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``."""
 
     request: ResumeRequest
     answer: ResumeAnswer

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
-from bridge.contract.commands import MAX_TEXT_BYTES, CommandPosition, decode_command, read_command
+from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, decode_command, read_command
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
@@ -36,15 +36,15 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.answers import Answer
-from bridge.push.core import NO_SUBSCRIBERS
+from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.gate import Gate
 from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.outgoing import check_topic, outgoing
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.pulling import Copied, Pulled
-from bridge.push.resume import ResumingCore
 from bridge.push.resuming import Resuming
 from bridge.push.taken import Taken
 from bridge.settings import Settings
@@ -63,7 +63,7 @@ class Doing:
     def __init__(
         self,
         settings: Settings,
-        core: ResumingCore,
+        core: Partition,
         link: Link,
         partition_log: PartitionLog,
         gate: Gate,
@@ -105,15 +105,14 @@ class Doing:
             check_topic(command, self._settings.push)
         except ContractError as e:
             log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
-            core.arrived_bad(
-                position,
-                str(e),
-                # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
-                command_id=properties.get(C_ID, "")[:MAX_NAME_BYTES],
-                device=properties.get(C_DEVICE, message.key)[:MAX_NAME_BYTES],
-                mqtt_topic=properties.get(C_TOPIC, "")[:MAX_TEXT_BYTES],
-                size=len(message.payload),
+            # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
+            named = Command(
+                properties.get(C_ID, "")[:MAX_NAME_BYTES],
+                properties.get(C_DEVICE, message.key)[:MAX_NAME_BYTES],
+                properties.get(C_TOPIC, "")[:MAX_TEXT_BYTES],
+                b"",
             )
+            core.arrived_invalid(position, str(e), named, len(message.payload))
             return
         core.arrived(position, command, time.time_ns() // 1000)
 
@@ -124,7 +123,7 @@ class Doing:
             self._forget(event.position)
             self._pulled[event.position] = event.message
             command = read_command(event.message.properties, event.message.payload)
-        elif self._core.wants(event.pull.device, event.pull.round):
+        elif self._core.replay.wants(event.pull.device, event.pull.epoch):
             log.error(
                 "a parked command is not in Pulsar any more, see its receipt: let nobody clear the backlog of "
                 "pulsebridge-parked",
@@ -133,19 +132,19 @@ class Doing:
             )
         reach("after_pull")
         now_us = time.time_ns() // 1000
-        self._core.pulled(event.pull.device, event.pull.round, event.position, command, now_us)
+        self._core.pulled(event.pull.device, event.pull.epoch, event.position, command, now_us)
 
     def copied(self, event: Copied) -> None:
         """Tell the core of commands that were to be moved."""
         reach("after_copy")
-        if event.places is None:
-            self._core.copy_failed(event.move)
+        if event.copies is None:
+            self._core.relocation.copy_failed(event.relocation)
         else:
-            self._core.copied(event.move, event.places, time.time_ns() // 1000)
+            self._core.relocation.copied(event.relocation, event.copies, time.time_ns() // 1000)
 
     def answered(self, answer: Answer) -> bool:
         """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
-        device = self._core.device_of(answer.position)
+        device = self._core.delivery.device_of(answer.position)
         if device is not None and not self._tags.proves(answer.tag, answer.position, device):
             self._metrics.forged_answers.inc()
             log.warning(
@@ -169,9 +168,9 @@ class Doing:
         elif isinstance(token, StoreSegment):
             reach("after_segment")
             core.segment_stored(token.parked)
-            if token.move:
+            if token.relocation:
                 reach("after_move")
-                core.move_stored(token.move)
+                core.relocation.stored(token.relocation)
         elif isinstance(token, StoreReceipt):
             reach("after_receipt")
             self._metrics.stored(token.receipt)
@@ -221,20 +220,20 @@ class Doing:
         for one in ready:
             self._publish(one)
         if not ready:
-            self._core.stalls(push.number)
+            self._core.flights.stall(push.number)
             self._link.wake()  # another device's command may go in its place
         self._hand_on()
 
     def _hand_on(self) -> None:
         """Make the pushes whose payload came, as far as the window has room: thousands may have waited for one."""
-        while self._came and self._core.has_room:
+        while self._came and self._core.flights.has_room:
             one = next(self._came[0], None)
             if one is None:
                 self._came.popleft()
             elif isinstance(one, Lost):
-                self._core.lost(one.number, GONE)
+                self._core.delivery.lose_payload(one.number, GONE)
                 self._link.wake()
-            elif self._core.goes(one.number, time.time_ns() // 1000):
+            elif self._core.delivery.may_go(one.number, time.time_ns() // 1000):
                 self._publish(one)
             else:
                 self._link.wake()
@@ -247,7 +246,7 @@ class Doing:
 
     def overdue(self) -> str | None:
         """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
-        command = self._core.overdue(time.time_ns() // 1000)
+        command = self._core.flights.overdue(time.time_ns() // 1000)
         return self.resuming.overdue(time.monotonic()) if command is None else command.mqtt_topic
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
@@ -289,7 +288,7 @@ class Doing:
                 mqtt_topic=made.topic[:_SHOWN],
                 why=why,
             )
-            self._core.unfit(push.number, why)
+            self._core.delivery.reject(push.number, why)
             self._link.wake()  # what follows of it is done in the next turn
             return
         self._metrics.pushed.inc()
@@ -298,7 +297,7 @@ class Doing:
         reach("after_publish")
 
     def _sent(self, number: int) -> None:
-        self._core.sent(number, time.time_ns() // 1000)
+        self._core.flights.sent(number, time.time_ns() // 1000)
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
         now = time.monotonic()

@@ -20,12 +20,12 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
 from bridge.push.answers import Answer, answer_filter, parse_answer
-from bridge.push.core import NO_SUBSCRIBERS
+from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.presence import PresenceRules
 from bridge.push.presence_log import Seen
-from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
 
 __all__ = ["Hearing"]
@@ -39,12 +39,12 @@ _SIGNS_BYTES: Final = 64 * 1024 * 1024
 _SAID: Final[set[tuple[str, int, str, bool | None]]] = set()
 
 
-def settled_by(confirm: str, *, tells_absence: bool) -> str:
+def settled_by(confirm: str, *, reports_absence: bool) -> str:
     """Return what ``push.confirm`` means with a broker that tells, or does not tell, that nobody is subscribed. Pure."""
     if confirm == "device":
         return "a command counts as delivered when its device has answered (push.confirm: device)"
     taken = "a command counts as delivered when the MQTT broker has taken it (push.confirm: broker); "
-    if tells_absence:
+    if reports_absence:
         return taken + "this broker says when nobody is subscribed (0x10), and then the command waits in Pulsar"
     return taken + (
         "this broker takes it as well when nobody is subscribed: what is sent between a device's going and the sign of "
@@ -64,7 +64,7 @@ class Hearing:
         metrics: PushMetrics,
         changed: Callable[[], None],
     ) -> None:
-        """``changed`` is called when ``ready`` or ``tells_absence`` did."""
+        """``changed`` is called when ``ready`` or ``reports_absence`` did."""
         self._settings = settings
         self._log = partition_log
         self._link = link
@@ -74,17 +74,17 @@ class Hearing:
         self._filters = list(self._presence.filters)
         if settings.push.confirm == "device":
             self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
-        self._core: ResumingCore | None = None
+        self._core: Partition | None = None
         self._answered: Callable[[Answer], bool] = lambda _answer: False
         # By device the latest sign, whether it is one of life, and when it came.
         self._signs: BoundedMap[tuple[bool, int]] = BoundedMap(_SIGNS_BYTES, each=192)
         self._mids: list[int] = []  # to acknowledge
         self.ready = False
         """Whether what devices say would reach us on this connection."""
-        self.tells_absence = False
+        self.reports_absence = False
         """Whether the MQTT broker says that nobody is subscribed to a topic (MQTT 5, PUBACK 0x10)."""
 
-    def serve(self, core: ResumingCore, answered: Callable[[Answer], bool]) -> None:
+    def serve(self, core: Partition, answered: Callable[[Answer], bool]) -> None:
         """Hand on what comes to ``core``, and what came already. ``answered`` takes the answers, and returns whether
         their commands waited for one.
         """
@@ -96,7 +96,7 @@ class Hearing:
         """Subscribe on a new connection, and ask whether its broker tells absence."""
         self._mids.clear()
         self.ready = not self._filters
-        self.tells_absence = False
+        self.reports_absence = False
         if self._filters:
             self._link.subscribe(
                 [Subscription(one, retain_handling=0 if one in self._presence.filters else 2) for one in self._filters]
@@ -115,19 +115,19 @@ class Hearing:
     def _say(self) -> None:
         """Say once in this process, and again when it changes, what settles a command at this broker (H26)."""
         mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
-        key = (mqtt.host, mqtt.port, confirm, self.tells_absence)
+        key = (mqtt.host, mqtt.port, confirm, self.reports_absence)
         if key not in _SAID:
             _SAID.difference_update([one for one in _SAID if one[:3] == key[:3]])
             _SAID.add(key)
-            log.info(settled_by(confirm, tells_absence=self.tells_absence), broker=f"{mqtt.host}:{mqtt.port}")
+            log.info(settled_by(confirm, reports_absence=self.reports_absence), broker=f"{mqtt.host}:{mqtt.port}")
 
     def _told(self, confirmation: Confirmation) -> None:
         refused = confirmation.reason >= _REFUSED
-        self.tells_absence = confirmation.reason == NO_SUBSCRIBERS
+        self.reports_absence = confirmation.reason == NO_SUBSCRIBERS
         if self._core is not None:
             # It is no evidence that the broker takes other commands (H34): it comes first on each connection.
             # Refused, the question has no answer, and devices that are parked would be tried no more: a command was told.
-            self.tells_absence = self.tells_absence or (refused and self._core.told_absence)
+            self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven)
         if refused:
             self._warn_unasked(confirmation.reason)
         else:
@@ -201,7 +201,7 @@ class Hearing:
             self._link.acknowledge(self._mids, self._link.epoch)
             self._mids.clear()
 
-    def _notice(self, core: ResumingCore) -> None:
+    def _notice(self, core: Partition) -> None:
         signs = list(self._signs.items())
         self._signs.clear()
         for device, (alive, at_us) in signs:

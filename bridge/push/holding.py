@@ -6,8 +6,8 @@ from typing import Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.parked_hold import ParkedHold
+from bridge.push.partition import Partition
 from bridge.push.pulling import Puller
-from bridge.push.resume import ResumingCore
 
 __all__ = ["Holding"]
 
@@ -20,7 +20,7 @@ class Holding:
 
     def __init__(
         self,
-        core: ResumingCore,
+        core: Partition,
         puller: Puller,
         horizon: CommandPosition | None,
         *,
@@ -40,30 +40,30 @@ class Holding:
     @property
     def looking(self) -> bool:
         """Whether a look is under way, of which each turn takes a part."""
-        return self._core.looking
+        return self._core.retention.scanning
 
     def turn(self, now: float, now_us: int, *, sure: bool) -> None:
         """Look on, and let Pulsar trim what no device waits for; not unless it is ``sure`` that the partition is ours (H25)."""
         core = self._core
-        if not core.looking and now >= self._next:
-            core.begin_look()
-        if core.look_on(now_us):
+        if not core.retention.scanning and now >= self._next:
+            core.retention.begin_scan()
+        if core.retention.scan(now_us):
             self._next = now + self._every_s
-            position = core.hold_from(now_us)
+            position = core.retention.trims_to(now_us)
             if sure:
                 self._move(position)
 
     def _move(self, position: CommandPosition | None) -> None:
         self._seek(self._hold.look(position))
         self._seek(self._hold.again(), back=True)
-        place = None if position is None else self._core.keeps_copies_from()
+        place = None if position is None else self._core.retention.keeps_copies_from()
         if place is not None and (self._copies_from is None or place[:2] > self._copies_from[:2]):
             self._copies_from = place
             self._puller.hold_from(place, moved=True)
 
     def back(self) -> None:
         """Hold what is sent once more, so that no retention ends while it waits; what stood before it is let go later."""
-        self._seek(self._hold.back(self._core.holds_from_now()), back=True)
+        self._seek(self._hold.back(self._core.resume.resends_from), back=True)
 
     def _seek(self, position: CommandPosition | None, *, back: bool = False) -> None:
         if position is not None:

@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from bridge.contract import Receipt
 from bridge.push.groups.metrics import GroupMetrics
-from bridge.push.resume import ResumingCore
+from bridge.push.partition import Partition
 
 __all__ = ["PartitionMetrics", "PushMetrics"]
 
@@ -135,15 +135,15 @@ class PartitionMetrics:
         """Show the backlog that Pulsar tells, while the partition is ours; another's is shown by its owner."""
         self.all.lag.labels(self._partition).set(commands if self.owns else 0)
 
-    def show(self, core: ResumingCore, now_us: int) -> None:
+    def show(self, core: Partition, now_us: int) -> None:
         """Show what the core holds."""
-        self.pending.set(core.pending)
-        self.pending_bytes.set(core.pending_bytes)
-        self.in_flight.set(core.in_flight)
-        self.awaited.set(core.awaited)
-        self.devices.set(core.devices)
-        self.held_back.set(core.held_back)
-        self.parked.set(core.parked)
-        self.parked_devices.set(core.parked_devices)
-        oldest = core.oldest_emitted_us
+        self.pending.set(core.commands.pending)
+        self.pending_bytes.set(core.commands.pending_bytes)
+        self.in_flight.set(core.flights.in_flight)
+        self.awaited.set(core.commands.awaited)
+        self.devices.set(len(core.devices.awake))
+        self.held_back.set(core.devices.retrying)
+        self.parked.set(core.segments.parked)
+        self.parked_devices.set(core.devices.parked)
+        oldest = core.commands.oldest_emitted_us
         self.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)

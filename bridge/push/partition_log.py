@@ -41,12 +41,12 @@ from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.topic_end import end_of
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import Cursor, OwnerRecord
+from bridge.push.cursor_records import CursorRecords, owner_record
 from bridge.push.gate import Gate
 from bridge.push.position_tags import new_secret
 from bridge.push.presence_log import PresenceLog
 from bridge.push.pulling import Puller
 from bridge.push.receipt_log import ReceiptLog
-from bridge.push.records import CursorRecords, owner_record
 from bridge.push.requests import Requests
 from bridge.push.taken import Taken, foreign, record_key, taken
 from bridge.push.threads import telling

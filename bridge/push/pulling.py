@@ -35,8 +35,8 @@ from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.push.actions import Copy, Pull
 from bridge.push.gate import Gate
-from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
+from bridge.push.segments import GONE
 from bridge.push.taken import Taken, position_of
 from bridge.push.threads import telling
 
@@ -63,8 +63,8 @@ class Pulled:
 class Copied:
     """The commands of a ``Copy`` are stored in the topic of the moved ones; None when that did not work."""
 
-    move: int
-    places: tuple[CommandPosition, ...] | None
+    relocation: int
+    copies: tuple[CommandPosition, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
     """
     found: dict[Where, list[Pull]] = defaultdict(list)
     for pull in pulls:
-        for where in zip(pull.positions, pull.places, strict=True):
+        for where in zip(pull.positions, pull.copies, strict=True):
             found[where].append(pull)
     return sorted(found.items(), key=lambda one: one[0][0])
 
@@ -161,12 +161,12 @@ class Puller:
                 orders = self._all_waiting()
                 pulls = [order for order in orders if isinstance(order, Pull)]
                 # One that is heard of while it is tried wants more: what it was tried with comes before that.
-                heard = {pull.device for pull in pulls if not pull.unheard}
+                heard = {pull.device for pull in pulls if not pull.probing}
                 self._sweep([pull for pull in pulls if pull.device in heard], self._reading)
                 self._sweep([pull for pull in pulls if pull.device not in heard], self._unheard)
                 for order in orders:
                     if isinstance(order, Copy):
-                        self._post(Copied(order.move, self._try_to_copy(order)))
+                        self._post(Copied(order.relocation, self._try_to_copy(order)))
                     elif isinstance(order, _Hold):
                         self._try_to_hold(order)
         finally:

@@ -77,7 +77,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Found:
-    """What stands in Pulsar for one order; see ``ResumingCore.found``."""
+    """What stands in Pulsar for one order; see ``Partition.found``."""
 
     order: FindCommands
     ids: array[int] = field(default_factory=lambda: array("q"))

@@ -12,9 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.position_tags import GENERATION, PositionTags, read_position
 
 __all__ = ["EARLIEST_TEXT", "MAX_REQUEST_BYTES", "ResumeAnswer", "ResumeRequest", "read_from", "refusal"]

@@ -1,4 +1,4 @@
-"""Reads what devices ask for and tells them what became of it: the session's side of ``ResumingCore``.
+"""Reads what devices ask for and tells them what became of it: the session's side of ``Partition``.
 
 It decides nothing; all of it runs on the session's thread. A request is acknowledged when the MQTT broker has its
 answer; answers that were under way when the connection was lost go out again on the next one. Answers have a small
@@ -27,11 +27,11 @@ from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
 from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.refusal_rate import RefusalRate
 from bridge.push.requests import Asked, Found
-from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
 from bridge.push.suspects import CLOSES
 from bridge.settings import Settings
@@ -62,7 +62,7 @@ class Resuming:
     def __init__(
         self,
         settings: Settings,
-        core: ResumingCore,
+        core: Partition,
         link: Link,
         partition_log: PartitionLog,
         metrics: PushMetrics,
@@ -109,7 +109,7 @@ class Resuming:
             )
             self._done(token)
             return
-        if not self._core.knows(device):
+        if not self._core.devices.knows(device):
             self._metrics.resume_answers.labels("unknown").inc()
             self._done(token)
             return
@@ -120,7 +120,7 @@ class Resuming:
             return
         now_us = time.time_ns() // 1000
         request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), token)
-        answer = self._core.asked(request, now_us)
+        answer = self._core.resume.asked(request, now_us)
         if answer is not None:
             self._refuse(token, device, answer.payload(request, self._tags))
 
@@ -144,9 +144,9 @@ class Resuming:
         """Hand on what was found in Pulsar."""
         reach("resume_after_find")
         order = event.order
-        self._core.found(
+        self._core.resume.found(
             order.device,
-            order.round,
+            order.epoch,
             event.ids,
             trimmed=event.trimmed,
             first=event.first,
@@ -241,7 +241,7 @@ class Resuming:
     def _sent(self, token: int) -> None:
         self._sent_at[token] = time.monotonic()
         self._count_sent += 1
-        self._order[token] = self._count_sent, self._core.pushes
+        self._order[token] = self._count_sent, self._core.flights.pushes
 
     def command_confirmed(self, number: int) -> None:
         """The broker answered push ``number``."""
@@ -283,7 +283,7 @@ class Resuming:
                 partition=self._log.partition,
             )
         self._newest = max(self._newest, self._order.get(token, (0, 0))[0])
-        self._core.broker_answered()
+        self._core.flights.broker_answered()
         reach("resume_after_answer")
         self._ended(token)
         self._fill_window()
@@ -297,7 +297,7 @@ class Resuming:
     def _done(self, token: int) -> None:
         request = self._served.pop(token, None)
         if request is not None:
-            self._core.told(request)
+            self._core.request_answered(request)
         message_id = self._messages.pop(token, None)
         if message_id is not None:
             self._log.acknowledge_request(message_id)

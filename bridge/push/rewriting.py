@@ -19,8 +19,8 @@ from typing import Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.cursor import TERM_KEY, ids_key, term_record
+from bridge.push.partition import Partition
 from bridge.push.partition_log import Cursors, PartitionLog
-from bridge.push.replay import ReplayCore
 
 __all__ = ["CursorsAged", "CursorsForgotten", "Rewriting"]
 
@@ -65,7 +65,7 @@ class Rewriting:
         """
         self._secret = found.secret
         for device in found.uncertain:
-            found.by_device[device].had_to = horizon
+            found.by_device[device].maybe_seen_to = horizon
         for device in found.stale | found.uncertain:
             self._log.write_cursor(found.by_device[device].records(device, whole=True), None)
         self._write_term()
@@ -75,45 +75,45 @@ class Rewriting:
         self._log.write_record(TERM_KEY, term_record(self._secret), None)
         self._term_follows = False
 
-    def begin(self, event: CursorsForgotten | CursorsAged, core: ReplayCore) -> None:
+    def begin(self, event: CursorsForgotten | CursorsAged, core: Partition) -> None:
         """Note what is to be written."""
         if isinstance(event, CursorsAged):
-            self._aged = deque(core.stored_devices)
+            self._aged = deque(core.devices.stored)
             self._term_follows = True
-            self._parked_bytes = core.parked * _ID_BYTES // max(1, len(self._aged))
+            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, len(self._aged))
             return
         self._write_term()
-        self._lost = deque(core.with_cursors)
+        self._lost = deque(core.devices.with_cursors)
         self._aged.clear()
-        core.store_again(time.time_ns() // 1000)
+        core.segments.rewrite_all(time.time_ns() // 1000)
 
     def remove_ids(self, orphans: Iterable[str]) -> None:
         """Remove the ids of devices of which nothing else is there: nobody would write them once more."""
         self._orphans.extend(orphans)
 
-    def turn(self, core: ReplayCore, now: float) -> None:
+    def turn(self, core: Partition, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
         while self._lost and self._being_written < _WRITTEN_AT_ONCE:
             device = self._lost.popleft()
-            cursor = core.cursor_of(device)
+            cursor = core.devices.cursor_of(device)
             if cursor is not None:
                 self._being_written += 1
                 self._log.write_cursor(cursor.records(device, whole=True), CursorsForgotten)
         if now >= self._next and self._log.unanswered < _UNANSWERED:
             self._step(core, now)
 
-    def _step(self, core: ReplayCore, now: float) -> None:
+    def _step(self, core: Partition, now: float) -> None:
         devices = size = 0
         while self._orphans and devices < _STEP_DEVICES:
             orphan = self._orphans.popleft()
             devices += 1
-            if core.cursor_of(orphan) is None:  # else it has come again, and they are written with its cursor
+            if core.devices.cursor_of(orphan) is None:  # else it has come again, and they are written with its cursor
                 self._log.write_record(ids_key(orphan), b"", None)
         while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
             device = self._aged.popleft()
-            core.store_once_more(device)
+            core.segments.rewrite(device)
             size += self._parked_bytes
-            cursor = core.cursor_of(device)
+            cursor = core.devices.cursor_of(device)
             if cursor is not None:
                 records = cursor.records(device, all_keys=True)
                 size += sum(len(key) + len(payload) for key, payload in records)

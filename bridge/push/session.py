@@ -54,13 +54,13 @@ from bridge.push.hearing import Hearing
 from bridge.push.holding import Holding
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, Failed, PartitionLog, Stored
 from bridge.push.position_tags import PositionTags
 from bridge.push.presence_log import Seen
 from bridge.push.pulling import Copied, Pulled
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.requests import Asked, Found
-from bridge.push.resume import ResumingCore
 from bridge.push.resuming import ANSWERS_AT_ONCE
 from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
 from bridge.push.surely_ours import SurelyOurs
@@ -120,7 +120,7 @@ class Session(LinkHandler):
         )
         self._hearing = Hearing(settings, self._log, self._link, metrics.all, self._up_if_ready)
         self._clock = WallClock()
-        self._core: ResumingCore | None = None
+        self._core: Partition | None = None
         self._doing: Doing | None = None  # beside the core, or there is neither
         self._news = threading.Event()  # something was posted
         self._unproven = False  # the link was lost: no further connect before Pulsar confirms that we own
@@ -209,7 +209,7 @@ class Session(LinkHandler):
                 if not self._turns_until(self._after(0.2)):
                     return False
         self._rewriting.taken_over(cursors, horizon)
-        core = ResumingCore(
+        core = Partition(
             self._partition,
             self._limits,
             cursors.by_device,
@@ -219,7 +219,7 @@ class Session(LinkHandler):
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
         )
-        for key, why in core.unread:
+        for key, why in core.parking.unread:
             leave_out(
                 self._log.cursors,
                 f"the commands that are parked there may be lost; `pulsebridge commands resend` sends them: {why}",
@@ -307,7 +307,7 @@ class Session(LinkHandler):
     def _up_if_ready(self) -> None:
         ours = self._link.connected and self._proven_epoch == self._link.epoch
         if self._core is not None and self._doing is not None and ours and self._hearing.ready:
-            self._core.link_up(tells_absence=self._hearing.tells_absence)
+            self._core.link_up(reports_absence=self._hearing.reports_absence)
             self._doing.resuming.link_up()
             self._part.ready()
 
@@ -363,7 +363,7 @@ class Session(LinkHandler):
         self._link.abandon()  # the core decides what goes again, and marks it
         if self._core is not None and self._doing is not None:
             if not event.epoch:
-                self._core.broker_away()
+                self._core.flights.broker_unreachable()
             self._core.link_down(time.time_ns() // 1000, closed=self._doing.link_down(event))
         self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:

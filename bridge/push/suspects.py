@@ -1,16 +1,16 @@
-"""Which commands the MQTT broker does not answer, but with the end of the connection or with silence. Pure.
+"""Commands that the MQTT broker answers with the end of the connection or with silence, instead of a PUBACK.
 
-Such a command would come first on each new connection, and nothing behind it would reach a device any more. So what was
-sent shortly before the broker closed the connection is suspect, and suspects go out one at a time, with nothing else
-sent shortly before: at the next end it is known which one it was. It waits for longer each time, and the others go.
+Such a command would come first on each new connection, and no command behind it would reach its device. So a command that
+was sent shortly before the broker closed the connection is suspect. Suspects go out one at a time, with nothing else sent
+shortly before: the next end then shows which command was the cause. It waits for longer each time, and others go first.
 
-What is given up for it must not be a good command at a broker that is being restarted or that another took from us. It
-takes ``CLOSES`` ends in a row, each within ``SHORT_US`` of sending that one alone; not one attempt to connect that failed
-in between, as at a broker that is down; and a PUBACK for another publish since the first of them. Without that PUBACK it
-is tried on: a broker that closes at everything is to be mended, and what waits for it is kept.
+Push must not give up a good command at a broker that restarts, or that another process took over. Giving up takes
+``CLOSES`` ends in a row, each within ``SHORT_US`` of sending that command alone; no failed attempt to connect in between,
+as at a broker that is down; and a PUBACK for another publish since the first of these ends. Without that PUBACK push
+retries the command: a broker that closes at everything is at fault, and the commands wait until it is fixed.
 
-A PUBACK that never comes on a connection that lives counts in the same way: ``CLOSES`` times, while the broker has
-confirmed what was sent later.
+A PUBACK that never comes on a live connection counts in the same way: ``CLOSES`` times, while the broker has confirmed
+what was sent later.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bridge.contract.commands import CommandPosition
 from bridge.mqtt.refusals import AT_ONCE_S
-from bridge.push.queues import Flight, Limits, State
+from bridge.push.limits import Limits
+
+if TYPE_CHECKING:
+    from bridge.push.flights import Flight
 
 __all__ = ["CLOSES", "SHORT_US", "Suspects", "Verdict"]
 
@@ -67,12 +70,12 @@ class Suspects:
         return fault is not None and fault.alone
 
     def too_many_silent(self, position: CommandPosition, flights: Mapping[int, Flight]) -> bool:
-        """Return whether a command that was not answered before waits for others of its kind: half the window is for
-        those that are.
+        """Return whether a command that the broker did not answer before waits for others of this kind: they get half
+        the window at most.
         """
         if not self._silent(position):
             return False
-        silent = sum(1 for flight in flights.values() if self._silent(flight.item.position))
+        silent = sum(1 for flight in flights.values() if self._silent(flight.tracked.position))
         return silent >= max(1, self._limits.window // 2)
 
     def _silent(self, position: CommandPosition) -> bool:
@@ -80,7 +83,7 @@ class Suspects:
         return fault is not None and fault.silences > 0
 
     def answered(self, number: int, position: CommandPosition) -> None:
-        """The broker answered a push, whatever it said."""
+        """The broker answered a push, with any reason code."""
         self.broker_answered()
         self._newest = max(self._newest, number)
         if self._faults:
@@ -90,8 +93,8 @@ class Suspects:
         """The broker answered some publish."""
         self._answers += 1
 
-    def broker_away(self) -> None:
-        """An attempt to connect failed: it is the broker that was in trouble, whatever was sent to it."""
+    def broker_unreachable(self) -> None:
+        """An attempt to connect failed: the broker itself was the cause, not a command."""
         for position, fault in list(self._faults.items()):
             fault.closes = 0
             if not fault.blames and not fault.silences:
@@ -105,9 +108,9 @@ class Suspects:
         verdicts: dict[int, Verdict] = {}
         young: list[int] = []
         for number, flight in flights.items():
-            if not flight.sent or flight.item.state is not State.IN_FLIGHT:
+            if not flight.sent or not flight.wanted:
                 continue
-            position = flight.item.position
+            position = flight.tracked.position
             if self.overdue(flight, now_us) and number < self._newest:
                 verdicts[number] = self._kept_silent(self._fault(position))
             elif now_us - flight.at_us < SHORT_US:
@@ -115,10 +118,10 @@ class Suspects:
             elif position in self._faults:
                 self._faults[position].alone, self._faults[position].closes = False, 0
         if closed and len(young) == 1:
-            verdicts[young[0]] = self._closed(self._fault(flights[young[0]].item.position))
+            verdicts[young[0]] = self._closed(self._fault(flights[young[0]].tracked.position))
         elif closed:
             for number in young:
-                self._fault(flights[number].item.position).alone = True
+                self._fault(flights[number].tracked.position).alone = True
         return verdicts
 
     def overdue(self, flight: Flight, now_us: int) -> bool:

@@ -29,10 +29,10 @@ from bridge.contract.commands import CommandPosition
 from bridge.mqtt.types import Confirmation
 from bridge.push.actions import Ack, Action, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.answers import Answer
-from bridge.push.core import NO_SUBSCRIBERS
+from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.doing import Doing
 from bridge.push.pulling import Pulled
-from bridge.push.queues import Mode
+from bridge.push.states import Mode
 from bridge.push.taken import Taken
 
 __all__ = ["EVERYTHING", "TracedDoing", "Traces"]
@@ -139,7 +139,7 @@ class TracedDoing(Doing):
         self._traces.begin(position, properties.get(C_ID, ""), device, message.published_ms * 1000)
         self._say("notified", position)
         super().arrived(message)
-        mode = self._core.mode_of(device)
+        mode = self._core.devices.mode_of(device)
         self._say("matched", position, queue=mode.name.lower())
         if mode is Mode.LIVE:
             self._say("pulled", position, by="subscription", bytes=len(message.payload))
@@ -180,7 +180,7 @@ class TracedDoing(Doing):
         elif isinstance(action, Pull):
             for position in action.positions:
                 self._traces.begin(position, "", action.device)
-                self._say("waking", position, queue=self._core.mode_of(action.device).name.lower())
+                self._say("waking", position, queue=self._core.devices.mode_of(action.device).name.lower())
         elif isinstance(action, DeadLetter):
             self._say("given up", action.position, why=action.reason)
         elif isinstance(action, Ack):

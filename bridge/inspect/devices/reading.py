@@ -37,8 +37,8 @@ from bridge.pulsar.client import (
     properties_of,
 )
 from bridge.pulsar.topic_end import Ledgers, read_to_end
-from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
+from bridge.push.segments import GONE
 from bridge.push.taken import Taken, position_of, record_key
 
 __all__ = [
@@ -256,7 +256,7 @@ class PushTopics:
         copies = PositionReader(self.client, relocated, partition)
         try:
             for one in waiting:
-                copied_to = None if one.parked is None else one.parked.place
+                copied_to = None if one.parked is None else one.parked.copy
                 if copied_to == GONE:
                     yield one, None
                 else:

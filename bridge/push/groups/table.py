@@ -22,7 +22,7 @@ from bridge.pulsar.topic_end import read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
-from bridge.push.parked import segment_device
+from bridge.push.segments import segment_device
 from bridge.push.taken import foreign, position_of, record_key
 from bridge.settings.pulsar import PulsarSettings
 

@@ -14,10 +14,10 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
 from bridge.push.hearing import Hearing
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.queues import Limits
-from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
 from bridge.settings.push import PresenceRule, PushSettings
 
@@ -51,7 +51,7 @@ class OnePartition:
         return True
 
 
-def tried(core: ResumingCore, now: int, reason: int) -> int:
+def tried(core: Partition, now: int, reason: int) -> int:
     """Let an hour pass in which each push is answered with ``reason``. Returns how many were made."""
     pushes = 0
     command = Command("c-1", "d", "t", b"x")
@@ -62,20 +62,20 @@ def tried(core: ResumingCore, now: int, reason: int) -> int:
             for action in actions:
                 if isinstance(action, Push):
                     pushes += 1
-                    core.sent(action.number, at)
+                    core.flights.sent(action.number, at)
                     core.confirmed(action.number, reason, at)
                 elif isinstance(action, StoreSegment):
                     core.segment_stored(action.parked)
                 elif isinstance(action, Pull):
-                    core.pulled(action.device, action.round, AT, command, at)
+                    core.pulled(action.device, action.epoch, AT, command, at)
                 elif isinstance(action, StoreCursor):
                     core.cursor_stored(action.device)
     return pushes
 
 
-def parked_by_0x10() -> ResumingCore:
-    core = ResumingCore(0, Limits(park_after=3), {}, None)
-    core.link_up(tells_absence=False)
+def parked_by_0x10() -> Partition:
+    core = Partition(0, Limits(park_after=3), {}, None)
+    core.link_up(reports_absence=False)
     core.arrived(AT, Command("c-1", "d", "t", b"x"), NOW)
     return core
 
@@ -94,13 +94,13 @@ def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_tol
         cast(PartitionLog, OnePartition()),
         cast(Link, link),
         PushMetrics(CollectorRegistry()),
-        lambda: core.link_up(tells_absence=hearing.tells_absence),
+        lambda: core.link_up(reports_absence=hearing.reports_absence),
     )
     hearing.serve(core, lambda _answer: False)
     core.link_down(NOW)
     hearing.connected()
     link.answers[0](Confirmation(reason, 1, 2))
-    assert hearing.tells_absence is tells
+    assert hearing.reports_absence is tells
     assert (tried(core, NOW + 3600 * SECOND, NOBODY) > 0) is tells
 
 
@@ -123,7 +123,7 @@ def test_a_broker_that_does_not_let_us_ask_is_told_of_once_with_the_remedy(
     assert [line["log_level"] for line in lines] == ["warning"]
     assert "to write there" in lines[0]["event"]
     assert lines[0]["reason"] == "0x87"
-    assert not hearing.tells_absence
+    assert not hearing.reports_absence
 
 
 def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
@@ -139,7 +139,7 @@ def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     for name in names:
         for payload in (b"online", b"offline"):
             hearing.heard(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
-    core = ResumingCore(0, Limits(), {}, None)
+    core = Partition(0, Limits(), {}, None)
     hearing.serve(core, lambda _answer: False)
     known = [name for name in names if core.presence.absent(name)]
     assert sum(map(len, known)) < 64 * 1024 * 1024

@@ -13,10 +13,10 @@ from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.answers import answer_filter, parse_answer
-from bridge.push.core import PartitionCore
+from bridge.push.limits import Limits
 from bridge.push.outgoing import check_topic, outgoing
+from bridge.push.partition import Partition
 from bridge.push.position_tags import PositionTags, read_position
-from bridge.push.queues import Limits
 from bridge.settings import MqttSettings, PushSettings, Settings
 from tests.support.push_world import SECOND, PushWorld
 
@@ -58,13 +58,13 @@ def position(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def a_core(limits: Limits = LIMITS) -> PartitionCore:
-    core = PartitionCore(3, limits, {}, None)
+def a_core(limits: Limits = LIMITS) -> Partition:
+    core = Partition(3, limits, {}, None)
     core.link_up()
     return core
 
 
-def pushed(core: PartitionCore, now: int = NOW) -> Push:
+def pushed(core: Partition, now: int = NOW) -> Push:
     (push,) = core.take(now)
     assert isinstance(push, Push)
     return push
@@ -79,7 +79,7 @@ def test_the_cursor_waits_for_the_answer_and_the_receipt_has_its_head() -> None:
     core.arrived(position(1), command(1), NOW)
     core.confirmed(pushed(core).number, 0, NOW + 5)
     assert core.take(NOW) == []
-    assert (core.in_flight, core.awaited) == (0, 1)
+    assert (core.flights.in_flight, core.commands.awaited) == (0, 1)
     assert not core.settled
     assert core.answered(position(1), b"123456", NOW + 9, failed=False)
     assert kinds(core.take(NOW)) == [StoreCursor]
@@ -102,7 +102,7 @@ def test_an_answer_may_be_faster_than_the_puback() -> None:
     assert kinds(core.take(NOW)) == [StoreCursor]
     core.confirmed(push.number, 0, NOW)
     assert core.take(NOW) == []
-    assert core.awaited == 0
+    assert core.commands.awaited == 0
 
 
 def test_without_an_answer_the_command_goes_again_marked_and_nobody_else_waits() -> None:

@@ -15,11 +15,11 @@ from bridge.pulsar.client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.position_tags import PositionTags
-from bridge.push.queues import Limits
-from bridge.push.resume import ResumingCore
 from bridge.push.taken import Taken
 from bridge.settings import Settings
 
@@ -68,7 +68,7 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
     turns: list[list[int]],
 ) -> None:
     """Between two turns a reconnect may bring a command twice that is settled: here they all have expired."""
-    core = ResumingCore(0, Limits(retry_min_us=1, retry_max_us=1), {}, None)
+    core = Partition(0, Limits(retry_min_us=1, retry_max_us=1), {}, None)
     core.link_up()
     log, room = Log(), Room()
     doing = Doing(

@@ -15,16 +15,16 @@ from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor_records import CursorRecords
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate
-from bridge.push.parked import read_segment, segment_key
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.pulling import Puller
-from bridge.push.queues import Limits
-from bridge.push.records import CursorRecords
 from bridge.push.requests import Requests
-from bridge.push.resume import ResumingCore
+from bridge.push.segments import read_segment, segment_key
 from bridge.push.taken import Taken
 from bridge.settings import PulsarSettings, Settings
 from tests.support.stored_message import StoredMessage
@@ -79,7 +79,7 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     partition = PartitionLog(PulsarSettings(), 0, gate=gate, post=arrived.append, pulled_bytes=1000)
     partition._receive(cast(Any, Consumer(gate, [FromPulsar(0, bad), FromPulsar(1)])))
     partition.close()
-    core = ResumingCore(0, Limits(), {}, None)
+    core = Partition(0, Limits(), {}, None)
     core.link_up()
     tags = PositionTags(b"secret", 0)
     doing = Doing(Settings(), core, cast(Link, None), partition, gate, METRICS, lambda _at: None, tags)
@@ -210,14 +210,14 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
     assert not found.clean, "what is sent is marked as a repetition"
     assert len(logs) == 5
     assert {(line["log_level"], line["shown"]) for line in logs} == {("warning", 1)}
-    core = ResumingCore(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
-    assert [key for key, _ in core.unread] == [segment]
+    core = Partition(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
+    assert [key for key, _ in core.parking.unread] == [segment]
 
 
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
     gate = Gate(10, 10_000)
-    core = ResumingCore(0, Limits(), {}, None)
+    core = Partition(0, Limits(), {}, None)
     core.link_up()
     tags = PositionTags(b"secret", 0)
     doing = Doing(Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None, tags)

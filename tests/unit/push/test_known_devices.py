@@ -10,7 +10,7 @@ from bridge.pulsar.client import PulsarClient
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.table import KnownDevices
-from bridge.push.parked import segment_key
+from bridge.push.segments import segment_key
 from bridge.settings import PulsarSettings
 from bridge.settings.push import GroupRule
 from tests.support.stored_message import StoredMessage

@@ -16,10 +16,10 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.parked import Parked, ParkedId, decode_segment
-from bridge.push.queues import Limits
-from bridge.push.resume import ResumingCore
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.resume_requests import ResumeRequest
+from bridge.push.segments import Parked, ParkedId, decode_segment
 from tests.support.push_world import SECOND, cursors_of
 
 HOUR = 3600 * SECOND
@@ -52,11 +52,11 @@ class Stand:
         self.core = self.owner("1")
         self.core.link_up()
 
-    def owner(self, name: str) -> ResumingCore:
+    def owner(self, name: str) -> Partition:
         """Return the owner that takes over from what is stored."""
         horizon = position(self.written) if self.written else None
         parked = {"d": dict(self.segments)} if self.segments else {}
-        return ResumingCore(0, LIMITS, cursors_of(self.cursors), horizon, parked, owner=name, now_us=self.now)
+        return Partition(0, LIMITS, cursors_of(self.cursors), horizon, parked, owner=name, now_us=self.now)
 
     def commands(self, count: int) -> None:
         for number in range(self.written, self.written + count):
@@ -71,13 +71,13 @@ class Stand:
 
     def ask(self, after: int) -> None:
         """The device asks, and is gone before it gets anything."""
-        self.core.asked(ResumeRequest("d", "", position(after), self.now, after), self.now)
+        self.core.resume.asked(ResumeRequest("d", "", position(after), self.now, after), self.now)
         self.now += 1
         self.leave()
 
     def move(self) -> None:
         self.now += 25 * HOUR
-        self.core.hold_from(self.now)
+        self.core.retention.trims_to(self.now)
         self.run()
 
     def run(self) -> None:
@@ -99,22 +99,22 @@ class Stand:
         elif isinstance(action, Copy):
             places = [CommandPosition(9000, len(self.copies) + n, -1) for n in range(len(action.positions))]
             self.copies += action.positions
-            core.copied(action.move, places, self.now)
+            core.relocation.copied(action.relocation, places, self.now)
         elif isinstance(action, Push):
             core.confirmed(action.number, 0, self.now)
             if self.there:
                 core.answered(action.position, b"", self.now, failed=False)
         elif isinstance(action, Pull):
             for one in action.positions:
-                core.pulled("d", action.round, one, Command(f"c{one.entry}", "d", "t", b"x"), self.now)
+                core.pulled("d", action.epoch, one, Command(f"c{one.entry}", "d", "t", b"x"), self.now)
         elif isinstance(action, FindCommands):
             ids = array("q")
             for number in range(self.trimmed, self.written):
                 if action.after < position(number) <= action.until:
                     ids.extend((*position(number), 0))
-            core.found("d", action.round, ids, trimmed=False, first=None, now_us=self.now)
+            core.resume.found("d", action.epoch, ids, trimmed=False, first=None, now_us=self.now)
         elif isinstance(action, AnswerRequest):
-            core.told(action.request)
+            core.request_answered(action.request)
 
     def _store(self, action: StoreSegment) -> None:
         if action.payload:
@@ -123,13 +123,13 @@ class Stand:
         else:
             self.segments.pop(action.key, None)
         self.core.segment_stored(action.parked)
-        if action.move:
-            self.core.move_stored(action.move)
+        if action.relocation:
+            self.core.relocation.stored(action.relocation)
 
     def stored(self) -> dict[int, bool]:
         """Return what the next owner reads, and whether it knows of a copy."""
         owner = self.owner("next")
-        return {one.position.entry: one.place is not None for _, all_of in owner._all_parked() for one in all_of}
+        return {one.position.entry: one.copy is not None for _, all_of in owner._all_parked() for one in all_of}
 
 
 def test_h30_what_was_moved_is_there_still_when_it_was_stored_anew_with_what_is_moved_next() -> None:
@@ -140,7 +140,7 @@ def test_h30_what_was_moved_is_there_still_when_it_was_stored_anew_with_what_is_
     stand.move()
     stand.commands(5)
     stand.segments.clear()
-    stand.core.store_again(stand.now)
+    stand.core.segments.rewrite_all(stand.now)
     stand.run()
     assert stand.stored() == {number: number < 10 for number in range(15)}
     stand.commands(1)
@@ -156,7 +156,7 @@ def test_h30_what_stood_with_what_is_moved_goes_into_segments_of_256_at_most() -
     stand.move()
     stand.commands(400)
     stand.segments.clear()
-    stand.core.store_again(stand.now)
+    stand.core.segments.rewrite_all(stand.now)
     stand.run()
     stand.core = stand.owner("2")  # of what it did not store itself it knows where it begins and ends
     stand.core.link_up()
@@ -181,25 +181,25 @@ def test_h27_h30_what_is_asked_for_and_stands_as_a_copy_alone_is_there_still_whe
     assert stand.stored() == dict.fromkeys(range(3, 10), True)
     cursor = stand.owner("3").cursor_of("d")
     assert cursor is not None
-    assert position(2) < cursor.again_from < position(3)
+    assert position(2) < cursor.resend_from < position(3)
 
 
 def test_h30_what_former_owners_stored_in_segments_that_overlap_stays_when_some_of_it_is_moved() -> None:
     stored = {
-        "whole": [ParkedId(position(n), place=position(1000 + n) if n < 4 or n > 7 else None) for n in range(10)],
+        "whole": [ParkedId(position(n), copy=position(1000 + n) if n < 4 or n > 7 else None) for n in range(10)],
         "apart": [ParkedId(position(n)) for n in (5, 6)],
     }
     parked = Parked.loaded(stored, CommandPosition(0, 0, -1))
     segments = {key: [*ids] for key, ids in stored.items()}
-    wanted = parked.to_move()
+    wanted = parked.to_relocate()
     assert wanted == [position(n) for n in range(4, 8)]
-    moved = parked.moved(wanted, [position(1000 + n) for n in range(4, 8)], lambda: "new", 1)
+    moved = parked.relocate(wanted, [position(1000 + n) for n in range(4, 8)], lambda: "new", 1)
     assert moved == (["new"], ["apart"])
     for key, payload in parked.stored():  # written again as it stands, after a day
         segments[key] = decode_segment(payload)
     del segments["apart"]
     assert list(Parked.loaded(segments, CommandPosition(0, 0, -1))) == [
-        ParkedId(position(n), place=position(1000 + n)) for n in range(10)
+        ParkedId(position(n), copy=position(1000 + n)) for n in range(10)
     ]
 
 
@@ -207,7 +207,7 @@ def test_h27_h30_no_segment_names_a_copy_of_what_is_settled_when_that_is_sent_on
     """Of the segments that stand side by side where an owner died in the midst of a move, each is stored anew."""
     stored = {
         "old": [ParkedId(position(1))],
-        "new": [ParkedId(position(n), unsure=n == 0, place=position(1000 + n)) for n in range(300)][:256],
+        "new": [ParkedId(position(n), resend=n == 0, copy=position(1000 + n)) for n in range(300)][:256],
         "later": [ParkedId(position(n)) for n in range(256, 300)],
     }
     parked = Parked.loaded(stored, CommandPosition(0, 0, -1))

@@ -177,7 +177,7 @@ def test_whatever_is_ordered_together_comes_to_each_device_in_order(
 def test_a_device_that_woke_twice_gets_both_answers_of_one_read() -> None:
     orders = [order("first", 10), order("a", 20, 21, turn=1), order("a", 20, 21, turn=2)]
     found, topic = read_together(orders)
-    assert [(pulled.pull.round, pulled.position.entry) for pulled in found[1:]] == [
+    assert [(pulled.pull.epoch, pulled.position.entry) for pulled in found[1:]] == [
         (1, 20),
         (2, 20),
         (1, 21),

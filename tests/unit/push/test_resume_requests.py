@@ -25,13 +25,14 @@ from bridge.push.actions import (
 from bridge.push.cursor import Cursor
 from bridge.push.doing import Doing
 from bridge.push.gate import Gate
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.position_tags import PositionTags
-from bridge.push.queues import Limits, Mode
 from bridge.push.requests import Asked
-from bridge.push.resume import ResumingCore
 from bridge.push.resume_requests import ResumeRequest
+from bridge.push.states import Mode
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage
 
@@ -43,14 +44,14 @@ def place(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def stored(core: ResumingCore, now: int) -> list[Action]:
+def stored(core: Partition, now: int) -> list[Action]:
     """Take what the core decides, all stored at once and all pushed confirmed by the broker."""
     found: list[Action] = []
     while actions := core.take(now):
         for action in actions:
             found.append(action)
             if isinstance(action, Push):
-                core.sent(action.number, now)
+                core.flights.sent(action.number, now)
                 core.confirmed(action.number, 0, now)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
@@ -63,7 +64,7 @@ def stored(core: ResumingCore, now: int) -> list[Action]:
 
 def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_since() -> None:
     limits = Limits(park_after=1, answers=True, answer_timeout_us=3 * SECOND)
-    former = ResumingCore(0, limits, {}, None)
+    former = Partition(0, limits, {}, None)
     former.link_up()
     for number in (1, 2):
         former.arrived(place(number), Command(f"c-{number}", "d", "t", b"x"), NOW)
@@ -75,12 +76,12 @@ def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_
     assert former.mode_of("d") is Mode.PARKED
     segments = {one.key: one.payload for one in done if isinstance(one, StoreSegment)}
     now = NOW + 10 * SECOND
-    core = ResumingCore(0, limits, {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)
+    core = Partition(0, limits, {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)
     core.link_up()
-    core.asked(ResumeRequest("d", "text", place(1), now, 1), now)
+    core.resume.asked(ResumeRequest("d", "text", place(1), now, 1), now)
     answers = [one for one in stored(core, now) if isinstance(one, AnswerRequest)]
     assert [one.answer.error for one in answers] == [""]
-    refused = core.asked(ResumeRequest("d", "text", place(3), now, 2), now)
+    refused = core.resume.asked(ResumeRequest("d", "text", place(3), now, 2), now)
     assert refused is not None
     assert "no such command yet" in refused.error
 
@@ -132,11 +133,11 @@ class Clock:
         monkeypatch.setattr("bridge.push.resuming.time.monotonic", lambda: self.now)
 
 
-def asking(link: Connection, log: Requests, devices: str) -> tuple[ResumingCore, Doing]:
+def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Doing]:
     """A partition that is asked, once for each of ``devices``, what cannot be read: each is told so."""
     names = {*devices, *(f"b{number}" for number in range(9))}
     cursors = {name: Cursor(8, place(0)) for name in names}
-    core = ResumingCore(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), cursors, None)
+    core = Partition(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), cursors, None)
     doing = Doing(
         Settings(),
         core,
@@ -154,13 +155,13 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[ResumingCore,
     return core, doing
 
 
-def ended(core: ResumingCore, doing: Doing, link: Connection, now_us: int, *, closed: bool) -> None:
+def ended(core: Partition, doing: Doing, link: Connection, now_us: int, *, closed: bool) -> None:
     """The connection ends, and the next one stands."""
     event = Disconnected(link.epoch, "", closed_by_peer=closed)
     core.link_down(now_us, closed=doing.link_down(event))
     link.sent.clear()
     link.epoch += 1
-    core.broker_answered()
+    core.flights.broker_answered()
     core.link_up()
     doing.resuming.link_up()
 

@@ -10,11 +10,11 @@ import pytest
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import StoreSegment
 from bridge.push.cursor import Cursor, ids_key
-from bridge.push.parked import Parked, ParkedId, segment_key
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.queues import Limits
-from bridge.push.resume import ResumingCore
 from bridge.push.rewriting import CursorsAged, Rewriting
+from bridge.push.segments import Parked, ParkedId, segment_key
 
 NOW_US = 10**15
 
@@ -44,7 +44,7 @@ class World:
         names = [f"d{number}" for number in range(devices)]
         segments = {name: self._segments(name, parked) for name in names} if parked else {}
         limits = Limits(parked_max=10**9)
-        self.core = ResumingCore(
+        self.core = Partition(
             0,
             limits,
             {name: self._cursor(name) for name in names},

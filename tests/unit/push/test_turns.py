@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.cursor import Cursor
-from bridge.push.queues import Device
-from bridge.push.turns import Turns
+from bridge.push.device import Device
+from bridge.push.replay_scheduler import ReplayScheduler
 
 
 def a_device(name: str, *, probing: bool = False) -> Device:
-    device = Device(name, Cursor(1), CommandPosition(-1, -1, -1), 1)
-    device.probing = probing
+    device = Device(name, Cursor(1), CommandPosition(-1, -1, -1))
+    device.replay.probing = probing
     return device
 
 
@@ -24,7 +24,7 @@ def at(entry: int) -> CommandPosition:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40))
 def test_a_round_goes_through_the_log_once(heads: list[int]) -> None:
-    turns = Turns()
+    turns = ReplayScheduler()
     for number, head in enumerate(heads):
         turns.add(a_device(f"{number}"), at(head))
     came = [heads[int(turns.next().name)] for _ in heads]
@@ -34,7 +34,7 @@ def test_a_round_goes_through_the_log_once(heads: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), min_size=60, max_size=60))
 def test_nobody_waits_for_ever_though_others_come_again_at_once(steps: list[tuple[int, int]]) -> None:
-    turns, waits = Turns(), dict.fromkeys(("far", "unheard"), 0)
+    turns, waits = ReplayScheduler(), dict.fromkeys(("far", "unheard"), 0)
     for name in ("far", "unheard"):
         turns.add(a_device(name, probing=name == "unheard"), at(30))
     for number in range(5):
@@ -50,7 +50,7 @@ def test_nobody_waits_for_ever_though_others_come_again_at_once(steps: list[tupl
 
 
 def test_who_is_heard_of_waits_with_those_that_are_back_and_once() -> None:
-    turns = Turns()
+    turns = ReplayScheduler()
     for number in range(20):
         turns.add(a_device(f"{number}", probing=True), at(number))
     found = a_device("15", probing=True)
@@ -58,7 +58,7 @@ def test_who_is_heard_of_waits_with_those_that_are_back_and_once() -> None:
     found.probing = False
     turns.add(found, at(15))
     turns.add(found, at(15))
-    assert turns.unheard == 19
+    assert turns.tried == 19
     assert turns.next() is found
     assert [turns.next().name for _ in range(19)] == [f"{n}" for n in range(20) if n != 15]
     assert not turns
@@ -67,7 +67,7 @@ def test_who_is_heard_of_waits_with_those_that_are_back_and_once() -> None:
 
 
 def test_who_comes_behind_what_was_read_waits_for_the_next_round() -> None:
-    turns = Turns()
+    turns = ReplayScheduler()
     for name, head in (("a", 10), ("b", 20)):
         turns.add(a_device(name), at(head))
     assert turns.next().name == "a"

@@ -66,7 +66,7 @@ class RememberedIds:
         """Remember what another of the same device does, as the newest. Returns how many were not known."""
         return sum(self._add(*one) for one in other._all())
 
-    def behind(self, older: RememberedIds) -> None:
+    def put_before(self, older: RememberedIds) -> None:
         """Put what another of the same device remembers before what this one does."""
         for one in self._all():
             older._add(*one)
@@ -118,7 +118,7 @@ class RememberedIds:
             if not runs[0][0]:
                 del runs[0]
 
-    def told(self, start: int, stop: int) -> dict[str, object]:
+    def to_record(self, start: int, stop: int) -> dict[str, object]:
         """Return some of them, counted from the oldest, as fields of a JSON record. ``days`` has, in turn, how many are
         of one day, and how many days that is after the one before, the first after the epoch.
         """
@@ -138,8 +138,8 @@ class RememberedIds:
         return {"ids": ids, "days": days} if before else {"ids": ids}
 
     @classmethod
-    def taken(cls, body: dict[str, Any], least: int) -> RememberedIds:
-        """Read what ``told`` has returned; records of earlier versions name no days. Called by a decoder of a record
+    def from_record(cls, body: dict[str, Any], least: int) -> RememberedIds:
+        """Read what ``to_record`` has returned; records of earlier versions name no days. Called by a decoder of a record
         (``bridge.contract.decoding``): it raises what it meets.
         """
         found = cls(least)

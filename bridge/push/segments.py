@@ -37,28 +37,28 @@ SEGMENT_IDS: Final = 256
 _PREFIX: Final = "\0parked\0"
 """Keys of segments; no device is called so, MQTT topics have no U+0000."""
 _WIDTH: Final = 5
-_PLACE: Final = 3
-_NO_PLACE: Final = (-1, -1, -1)
+_COPY_WIDTH: Final = 3
+_NO_COPY: Final = (-1, -1, -1)
 _PACKED: Final = Struct("<qqq")
 GONE: Final = CommandPosition(-2, -2, -2)
-"""The place of a copy that could not be made, because the command was not in Pulsar any more."""
+"""The copy of a copy that could not be made, because the command was not in Pulsar any more."""
 
 
 class ParkedId(NamedTuple):
-    """A command in Pulsar. ``maybe_seen``: the device may have had it, so that its push is a repetition; ``unsure``: it
+    """A command in Pulsar. ``maybe_seen``: the device may have had it, so that its push is a repetition; ``resend``: it
     counted as delivered, and is sent again all the same (H26).
     """
 
     position: CommandPosition
     expires_at_ms: int = 0
     maybe_seen: bool = False
-    unsure: bool = False
-    place: CommandPosition | None = None
+    resend: bool = False
+    copy: CommandPosition | None = None
     """Where its copy stands in the topic of moved commands, None where it was not moved."""
 
     def numbers(self) -> tuple[int, ...]:
         """Return it as it is stored."""
-        return (*self.position, self.expires_at_ms, self.maybe_seen | self.unsure << 1)
+        return (*self.position, self.expires_at_ms, self.maybe_seen | self.resend << 1)
 
 
 class Segment(NamedTuple):
@@ -131,34 +131,34 @@ def read_segment(payload: bytes) -> Segment:
     """Read a segment. Raises ContractError when the payload is not one of these versions."""
     body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION, MOVED_VERSION))
     flat = checked_wholes(body["parked"], _WIDTH)
-    places = checked_wholes(body["places"], _PLACE) if body["v"] == MOVED_VERSION else []
+    copies = checked_wholes(body["places"], _COPY_WIDTH) if body["v"] == MOVED_VERSION else []
     since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
     count = len(flat) // _WIDTH
-    for numbers, width in ((flat, _WIDTH), (places, _PLACE)):
+    for numbers, width in ((flat, _WIDTH), (copies, _COPY_WIDTH)):
         for at in range(0, len(numbers), width):
-            checked_position(numbers[at : at + _PLACE])
-    if places and len(places) != count * _PLACE:
-        raise ValueError(f"{count} ids, and {len(places)} numbers of their copies")
+            checked_position(numbers[at : at + _COPY_WIDTH])
+    if copies and len(copies) != count * _COPY_WIDTH:
+        raise ValueError(f"{count} ids, and {len(copies)} numbers of their copies")
     ids = [
-        _id_of(flat[at * _WIDTH : (at + 1) * _WIDTH], places[at * _PLACE : (at + 1) * _PLACE] or _NO_PLACE)
+        _id_of(flat[at * _WIDTH : (at + 1) * _WIDTH], copies[at * _COPY_WIDTH : (at + 1) * _COPY_WIDTH] or _NO_COPY)
         for at in range(count)
     ]
     return Segment(ids, since_us)
 
 
-def _id_of(numbers: Sequence[int], place: Sequence[int] = _NO_PLACE) -> ParkedId:
+def _id_of(numbers: Sequence[int], copy: Sequence[int] = _NO_COPY) -> ParkedId:
     ledger, entry, index, expires, flags = numbers
-    where = None if tuple(place) == _NO_PLACE else CommandPosition(*place)
+    where = None if tuple(copy) == _NO_COPY else CommandPosition(*copy)
     position = CommandPosition(ledger, entry, index)
     return ParkedId(position, expires, bool(flags & 1), bool(flags & 2), where)
 
 
-def _encoded(flat: array[int], places: array[int] | None, since_us: int) -> bytes:
+def _encoded(flat: array[int], copies: array[int] | None, since_us: int) -> bytes:
     body: dict[str, object] = {"v": SEGMENT_VERSION, "parked": flat.tolist()}
     if since_us:
         body["since_us"] = since_us
-    if places is not None and any(number != -1 for number in places):
-        body |= {"v": MOVED_VERSION, "places": places.tolist()}
+    if copies is not None and any(number != -1 for number in copies):
+        body |= {"v": MOVED_VERSION, "places": copies.tolist()}
     return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -166,14 +166,14 @@ class Parked:
     """The parked commands of one device, in the order of the log."""
 
     __slots__ = (
+        "_copies",
         "_first",
         "_ids",
-        "_places",
+        "_originals",
         "_segments",
-        "_staying",
-        "places_from",
+        "copies_from",
+        "originals_since_us",
         "since_us",
-        "stays_since_us",
     )
 
     def __init__(self) -> None:
@@ -182,11 +182,11 @@ class Parked:
         self._segments: list[_Segment] = []
         self.since_us = 0
         """When the device went away: an earlier sign of life is none (H31)."""
-        self._places: array[int] | None = None  # of the copies, once there is one
-        self._staying = 0  # how many were not moved
-        self.stays_since_us = 0
+        self._copies: array[int] | None = None  # of the copies, once there is one
+        self._originals = 0  # how many were not moved
+        self.originals_since_us = 0
         """When the oldest that was not moved was parked, or earlier; 0 where all were."""
-        self.places_from: CommandPosition | None = None
+        self.copies_from: CommandPosition | None = None
         """No copy stands before it; None without copies."""
 
     @classmethod
@@ -204,11 +204,11 @@ class Parked:
                     known = merged.get(one.position, one)
                     merged[one.position] = one._replace(
                         maybe_seen=one.maybe_seen or known.maybe_seen,
-                        unsure=one.unsure or known.unsure,
+                        resend=one.resend or known.resend,
                         # What is sent once more names where it was found: a copy from before may be let go of.
-                        place=one.place or known.place
-                        if one.unsure == known.unsure
-                        else (one if one.unsure else known).place,
+                        copy=one.copy or known.copy
+                        if one.resend == known.resend
+                        else (one if one.resend else known).copy,
                     )
         parked._segments.sort(key=lambda segment: segment.last)
         for position in sorted(merged):
@@ -219,42 +219,42 @@ class Parked:
         return len(self._ids) // _WIDTH
 
     def __getitem__(self, index: int) -> ParkedId:
-        place = self.place(index)
+        copy = self.copy(index)
         numbers = self._ids[index * _WIDTH : (index + 1) * _WIDTH]
-        return _id_of(numbers, _NO_PLACE if place is None else place)
+        return _id_of(numbers, _NO_COPY if copy is None else copy)
 
-    def place(self, index: int) -> CommandPosition | None:
+    def copy(self, index: int) -> CommandPosition | None:
         """Return where the copy of one stands, None where it was not moved."""
-        if self._places is None:
+        if self._copies is None:
             return None
-        place = CommandPosition(*self._places[index * _PLACE : (index + 1) * _PLACE])
-        return None if place == _NO_PLACE else place
+        copy = CommandPosition(*self._copies[index * _COPY_WIDTH : (index + 1) * _COPY_WIDTH])
+        return None if copy == _NO_COPY else copy
 
     @property
-    def stays(self) -> bool:
+    def has_originals(self) -> bool:
         """Whether any was not moved."""
-        return self._staying > 0
+        return self._originals > 0
 
-    def first_staying(self) -> int | None:
+    def first_original(self) -> int | None:
         """Return the index of the oldest that was not moved, None when all were."""
-        if not self._staying:
+        if not self._originals:
             return None
-        return 0 if self._places is None else self._places[::_PLACE].index(-1)
+        return 0 if self._copies is None else self._copies[::_COPY_WIDTH].index(-1)
 
-    def to_move(self) -> list[CommandPosition]:
+    def to_relocate(self) -> list[CommandPosition]:
         """Return the positions of the oldest that were not moved, as many as go into one segment."""
-        first = self.first_staying()
+        first = self.first_original()
         if first is None:
             return []
         last = min(len(self), first + SEGMENT_IDS)
-        while self._places is not None and any(n != -1 for n in self._places[first * _PLACE : last * _PLACE]):
+        while self._copies is not None and any(n != -1 for n in self._copies[first * _COPY_WIDTH : last * _COPY_WIDTH]):
             last -= 1
         return [self.position(index) for index in range(first, last)]
 
-    def moved(
+    def relocate(
         self,
         wanted: Sequence[CommandPosition],
-        places: Sequence[CommandPosition],
+        copies: Sequence[CommandPosition],
         new_key: Callable[[], str],
         now_us: int,
     ) -> tuple[list[str], list[str]] | None:
@@ -264,15 +264,17 @@ class Parked:
         first = self.find(wanted[0])
         if first is None or first + len(wanted) > len(self):
             return None
-        if self.position(first + len(wanted) - 1) != wanted[-1] or self.place(first) is not None:
+        if self.position(first + len(wanted) - 1) != wanted[-1] or self.copy(first) is not None:
             return None
-        if self._places is None:
-            self._places = array("q", _NO_PLACE * len(self))
+        if self._copies is None:
+            self._copies = array("q", _NO_COPY * len(self))
         last = first + len(wanted)
-        self._places[first * _PLACE : last * _PLACE] = array("q", [number for place in places for number in place])
-        self._staying -= len(wanted)
-        self.stays_since_us = now_us if self._staying else 0
-        self.places_from = min((p for p in (self.places_from, *places) if p and p != GONE), default=None)
+        self._copies[first * _COPY_WIDTH : last * _COPY_WIDTH] = array(
+            "q", [number for copy in copies for number in copy]
+        )
+        self._originals -= len(wanted)
+        self.originals_since_us = now_us if self._originals else 0
+        self.copies_from = min((p for p in (self.copies_from, *copies) if p and p != GONE), default=None)
         return self._replace(first, last, new_key)
 
     def _replace(
@@ -305,8 +307,8 @@ class Parked:
         return _Segment(key, self.position(begin), self.position(end - 1), None, payload)
 
     def _encoded(self, begin: int, end: int, since_us: int) -> bytes:
-        places = None if self._places is None else self._places[begin * _PLACE : end * _PLACE]
-        return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], places, since_us)
+        copies = None if self._copies is None else self._copies[begin * _COPY_WIDTH : end * _COPY_WIDTH]
+        return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], copies, since_us)
 
     def __iter__(self) -> Iterator[ParkedId]:
         return (self[index] for index in range(len(self)))
@@ -348,7 +350,7 @@ class Parked:
         Returns the keys of these, in the order in which they are to be stored, and of those that they replace then.
         """
         stale = [self.up_to(one.last) for one in self._segments if one.first < self.position(0)]
-        return self._replace(0, max(stale), new_key, self.stays_since_us) if stale else ([], [])
+        return self._replace(0, max(stale), new_key, self.originals_since_us) if stale else ([], [])
 
     def keys_before(self, position: CommandPosition) -> list[str]:
         """Return the keys of the segments that end at or below ``position``, the last one first."""
@@ -369,14 +371,14 @@ class Parked:
             if segment.start is not None:
                 segment.start = max(segment.start, self._first)
         self._ids[0:0] = flat
-        places = array("q", [number for one in ids for number in one.place or _NO_PLACE])
-        if self._places is None and any(one.place for one in ids):
-            self._places = array("q", _NO_PLACE * (len(self) - len(ids)))
-        if self._places is not None:
-            self._places[0:0] = places
-        copies = [one.place for one in ids if one.place not in (None, GONE)]
-        self.places_from = min((p for p in (self.places_from, *copies) if p), default=None)
-        self._staying += sum(1 for one in ids if one.place is None)
+        copies = array("q", [number for one in ids for number in one.copy or _NO_COPY])
+        if self._copies is None and any(one.copy for one in ids):
+            self._copies = array("q", _NO_COPY * (len(self) - len(ids)))
+        if self._copies is not None:
+            self._copies[0:0] = copies
+        copies = [one.copy for one in ids if one.copy not in (None, GONE)]
+        self.copies_from = min((p for p in (self.copies_from, *copies) if p), default=None)
+        self._originals += sum(1 for one in ids if one.copy is None)
         self._first -= len(ids)
         self._segments.insert(
             0,
@@ -385,22 +387,22 @@ class Parked:
                 ids[0].position,
                 ids[-1].position,
                 None,
-                _encoded(flat, places, self.stays_since_us),
+                _encoded(flat, copies, self.originals_since_us),
             ),
         )
 
     def _put(self, one: ParkedId, now_us: int) -> None:
         self._ids.extend(one.numbers())
-        if one.place is None:
-            self.stays_since_us = self.stays_since_us if self._staying else now_us
-            self._staying += 1
+        if one.copy is None:
+            self.originals_since_us = self.originals_since_us if self._originals else now_us
+            self._originals += 1
         else:
-            if one.place != GONE:
-                self.places_from = min(self.places_from or one.place, one.place)
-            if self._places is None:
-                self._places = array("q", _NO_PLACE * (len(self) - 1))
-        if self._places is not None:
-            self._places.extend(one.place or _NO_PLACE)
+            if one.copy != GONE:
+                self.copies_from = min(self.copies_from or one.copy, one.copy)
+            if self._copies is None:
+                self._copies = array("q", _NO_COPY * (len(self) - 1))
+        if self._copies is not None:
+            self._copies.extend(one.copy or _NO_COPY)
 
     def append(self, one: ParkedId, new_key: str, now_us: int) -> str:
         """Add the newest. Returns the key of the segment to be stored, ``new_key`` when a new one begins."""
@@ -432,7 +434,7 @@ class Parked:
             payload = self.payload(segment.key)
             if payload is None:
                 begin = min(done, end)
-                payload = self._encoded(begin, end, self.stays_since_us)
+                payload = self._encoded(begin, end, self.originals_since_us)
                 segment.first = self.position(begin) if begin < end else segment.last
             if begin <= done:
                 done = max(done, end)
@@ -444,15 +446,15 @@ class Parked:
         while count < len(self) and self.position(count) <= position:
             count += 1
         del self._ids[: count * _WIDTH]
-        if self._places is None:
-            self._staying -= count
+        if self._copies is None:
+            self._originals -= count
         else:
-            self._staying -= self._places[: count * _PLACE : _PLACE].count(-1)
-            del self._places[: count * _PLACE]
-            if self._staying == len(self):
-                self._places = self.places_from = None
-        if not self._staying:
-            self.stays_since_us = 0
+            self._originals -= self._copies[: count * _COPY_WIDTH : _COPY_WIDTH].count(-1)
+            del self._copies[: count * _COPY_WIDTH]
+            if self._originals == len(self):
+                self._copies = self.copies_from = None
+        if not self._originals:
+            self.originals_since_us = 0
         self._first += count
         done = [segment.key for segment in self._segments if segment.last <= position]
         self._segments = [segment for segment in self._segments if segment.last > position]

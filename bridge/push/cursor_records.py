@@ -8,7 +8,7 @@ from typing import Final
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term
-from bridge.push.parked import segment_device
+from bridge.push.segments import segment_device
 
 __all__ = ["CursorRecords", "owner_record"]
 
@@ -152,11 +152,11 @@ class CursorRecords:
             self.uncertain.discard(device)
         elif earlier is None:  # else nothing between is hidden: of what is compacted one record is left
             self.uncertain.add(device)
-        goes_back = earlier is not None and earlier.again_from is not None and term < self._back_in[device]
+        goes_back = earlier is not None and earlier.resend_from is not None and term < self._back_in[device]
         if earlier is not None and (earlier.position > cursor.position or goes_back):
             cursor, earlier = earlier, cursor
             self.stale.add(device)
-        elif cursor.again_from is not None:
+        elif cursor.resend_from is not None:
             self._back_in[device] = term
         if earlier is not None and device in self.stale:
             cursor.merge(earlier)
