@@ -83,7 +83,7 @@ def ids_device(key: str) -> str | None:
 
 def _again(ledger: int, entry: int, index: int, expires_at_ms: int) -> ParkedId:
     position = CommandPosition(*checked_position((ledger, entry, index)))
-    return ParkedId(position, checked_whole(expires_at_ms), maybe_seen=True, unsure=True)
+    return ParkedId(position, checked_whole(expires_at_ms), maybe_seen=True, resend=True)
 
 
 def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:

@@ -165,7 +165,7 @@ class Devices:
         if device.mode is not Mode.PARKED or busy or listed or device.given_up or not len(device.parked):
             return
         del self.awake[device.name]
-        if device.cursor.says_anything:
+        if device.cursor.has_state:
             self.cursors[device.name] = device.cursor
         self.dormant[device.name] = Dormant(device.parked, replay.probe_wait_us, replay.probe_at_us)
 
@@ -185,7 +185,7 @@ class Devices:
     @property
     def with_cursors(self) -> list[str]:
         """The devices that have a cursor."""
-        return [*self.cursors, *(one.name for one in self.awake.values() if one.cursor.says_anything)]
+        return [*self.cursors, *(one.name for one in self.awake.values() if one.cursor.has_state)]
 
     def any_cursor(self, name: str) -> Cursor | None:
         """Return the cursor of a device, also a new one that says nothing, None without one."""
@@ -195,7 +195,7 @@ class Devices:
     def cursor_of(self, name: str) -> Cursor | None:
         """Return the present cursor of a device, None without one."""
         cursor = self.any_cursor(name)
-        return cursor if cursor is not None and cursor.says_anything else None
+        return cursor if cursor is not None and cursor.has_state else None
 
     def mark_dirty(self, device: Device) -> None:
         """Have the device's cursor written."""

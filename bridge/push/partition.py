@@ -84,10 +84,20 @@ class Partition:
         self.segments = SegmentLog(owner, limits.coalesce_us, *base)
         self.replay = Replay(limits, *base, self.flights, self.segments, self.settlement, late)
         self.probes = Probes(limits, self.devices, self.replay, self.presence)
-        parts = (self.segments, self.settlement, late, self.replay, self.probes, self.presence)
-        self.parking = Parking(limits, horizon, *base, *parts)
-        shared = (self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes)
-        self.relocation = Relocation(limits, *shared)
+        self.parking = Parking(
+            limits,
+            horizon,
+            *base,
+            self.segments,
+            self.settlement,
+            late,
+            self.replay,
+            self.probes,
+            self.presence,
+        )
+        self.relocation = Relocation(
+            limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
+        )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us

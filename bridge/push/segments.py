@@ -376,8 +376,8 @@ class Parked:
             self._copies = array("q", _NO_COPY * (len(self) - len(ids)))
         if self._copies is not None:
             self._copies[0:0] = copies
-        copies = [one.copy for one in ids if one.copy not in (None, GONE)]
-        self.copies_from = min((p for p in (self.copies_from, *copies) if p), default=None)
+        made = [one.copy for one in ids if one.copy not in (None, GONE)]
+        self.copies_from = min((p for p in (self.copies_from, *made) if p), default=None)
         self._originals += sum(1 for one in ids if one.copy is None)
         self._first -= len(ids)
         self._segments.insert(

@@ -44,7 +44,7 @@ CHANGES: Final[list[dict[str, int]]] = [
     {"resume_max": 3, "move_after_us": SECOND},
     {"silence_us": 3 * SECOND, "replay_rate": 10},
     {"park_absent": 0, "puback_timeout_us": SECOND},
-    {"window": 1, "remembered_ids": 0},
+    {"window": 1, "pending": 10},
 ]
 EVENTS: Final = (
     "write_command", "write_command", "receive", "receive", "arrive", "arrive", "puback", "puback", "answer", "publish",
