@@ -16,8 +16,22 @@ from tests.support.push_oracle.resume import ResumingCore
 from tests.support.push_world import PushWorld, cursors_of
 
 COMPONENTS: Final = frozenset(
-    "outbox commands devices flights presence settlement delivery segments replay probes parking relocation retention "
-    "resume".split()
+    [
+        "outbox",
+        "commands",
+        "devices",
+        "flights",
+        "presence",
+        "settlement",
+        "delivery",
+        "segments",
+        "replay",
+        "probes",
+        "parking",
+        "relocation",
+        "retention",
+        "resume",
+    ]
 )
 FORMER: Final = {
     "commands.awaited": "awaited",
@@ -87,8 +101,7 @@ def same(one: Any, other: Any) -> bool:
         if type(one).__name__ != type(other).__name__:
             return False
         return all(
-            same(getattr(one, a.name), getattr(other, b.name))
-            for a, b in zip(fields(one), fields(other), strict=True)
+            same(getattr(one, a.name), getattr(other, b.name)) for a, b in zip(fields(one), fields(other), strict=True)
         )
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))

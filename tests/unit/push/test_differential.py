@@ -53,7 +53,18 @@ EVENTS: Final = (
     "write_again", "lose_cursors", "crash",
 )  # fmt: skip
 RARE: Final = frozenset(
-    "write_bad read_again lose_link close_link kill_broker forget write_again lose_cursors crash ask".split()
+    [
+        "write_bad",
+        "read_again",
+        "lose_link",
+        "close_link",
+        "kill_broker",
+        "forget",
+        "write_again",
+        "lose_cursors",
+        "crash",
+        "ask",
+    ]
 )
 
 

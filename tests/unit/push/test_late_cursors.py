@@ -220,11 +220,11 @@ def test_h26_a_late_write_undoes_no_going_back_although_all_that_was_before_it_i
     assert (found.by_device["d"].resend_from, found.stale) == (back.resend_from, {"d"})
 
 
-def test_up_to_where_a_device_may_have_had_its_commands_survives_encoding_until_it_is_passed() -> None:
+def test_up_to_where_a_device_maybe_seen_its_commands_survives_encoding_until_it_is_passed() -> None:
     cursor = cursor_at(2)
     cursor.maybe_seen_to = position(4)
     read_back = Cursor.decode(cursor.encode(), 8)
-    assert [read_back.may_have_had(position(number)) for number in (3, 4, 5)] == [True, True, False]
+    assert [read_back.maybe_seen(position(number)) for number in (3, 4, 5)] == [True, True, False]
     merged = cursor_at(2)
     merged.merge(read_back)
     assert merged.maybe_seen_to == position(4)

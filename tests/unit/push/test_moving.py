@@ -129,7 +129,7 @@ class Stand:
     def stored(self) -> dict[int, bool]:
         """Return what the next owner reads, and whether it knows of a copy."""
         owner = self.owner("next")
-        return {one.position.entry: one.copy is not None for _, all_of in owner._all_parked() for one in all_of}
+        return {one.position.entry: one.copy is not None for _, all_of in owner.devices.all_parked() for one in all_of}
 
 
 def test_h30_what_was_moved_is_there_still_when_it_was_stored_anew_with_what_is_moved_next() -> None:
@@ -179,7 +179,7 @@ def test_h27_h30_what_is_asked_for_and_stands_as_a_copy_alone_is_there_still_whe
     assert stand.stored() == {number: number < 7 for number in range(3, 10)}
     stand.move()
     assert stand.stored() == dict.fromkeys(range(3, 10), True)
-    cursor = stand.owner("3").cursor_of("d")
+    cursor = stand.owner("3").devices.cursor_of("d")
     assert cursor is not None
     assert position(2) < cursor.resend_from < position(3)
 

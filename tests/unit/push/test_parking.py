@@ -274,7 +274,7 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_do
         places[position(number)] = command(number, f"d{number}")
     for place, one in places.items():
         core.arrived(place, one, NOW)
-    core.presence = Presence()  # as after a restart: nobody has heard of them
+    vars(core.presence).update(vars(Presence()))  # as after a restart: no device has given a sign
     core.link_up(reports_absence=True)
     now, probed, got = NOW, list[str](), dict[str, int]()
     for turn in range(600):
@@ -491,9 +491,7 @@ def stored_as(core: Partition, actions: list[Action], cursors: dict[str, bytes],
 
 def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> Partition:
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
-    core = Partition(
-        3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now
-    )
+    core = Partition(3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now)
     core.link_up()
     return core
 

@@ -73,7 +73,7 @@ def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_
     for later in (4, 5):
         former.tick(NOW + later * SECOND)
         done += stored(former, NOW + later * SECOND)
-    assert former.mode_of("d") is Mode.PARKED
+    assert former.devices.mode_of("d") is Mode.PARKED
     segments = {one.key: one.payload for one in done if isinstance(one, StoreSegment)}
     now = NOW + 10 * SECOND
     core = Partition(0, limits, {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)

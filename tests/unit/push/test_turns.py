@@ -55,7 +55,7 @@ def test_who_is_heard_of_waits_with_those_that_are_back_and_once() -> None:
         turns.add(a_device(f"{number}", probing=True), at(number))
     found = a_device("15", probing=True)
     turns.add(found, at(15))
-    found.probing = False
+    found.replay.probing = False
     turns.add(found, at(15))
     turns.add(found, at(15))
     assert turns.tried == 19
