@@ -91,6 +91,15 @@ READ_OUTS: Final = (
 DEVICES: Final = ("d0", "d1", "d2")
 
 
+class DifferenceError(Exception):
+    """Raised when the cores do not decide alike."""
+
+
+def check(alike: bool, *what: object) -> None:
+    if not alike:
+        raise DifferenceError("\n".join(map(str, what)))
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two results mean the same: their classes may differ, their values may not."""
     if type(one) is type(other) and not isinstance(one, (list, tuple)):
@@ -125,7 +134,7 @@ class Pair:
         if callable(value):
             return lambda *args, **named: self._call(path, value, former, args, named)
         former = former() if callable(former) else former
-        assert same(value, former), (path, value, former)
+        check(same(value, former), path, value, former)
         return value
 
     def _call(self, path: str, present: Any, former: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -137,7 +146,7 @@ class Pair:
             return Pair(result, before, "cursor")
         if isinstance(result, GeneratorType):
             result, before = list(result), list(before)
-        assert same(result, before), f"{path}{args}\npresent: {result}\nformer:  {before}"
+        check(same(result, before), path, args, result, before)
         return result
 
 
@@ -162,7 +171,7 @@ class PairedPartition(Pair):
             component, _, name = path.rpartition(".")
             getattr(getattr(self, component) if component else self, name)
         self._call("next_time_us", self._present.next_time_us, self._former.next_time_us, (), {})
-        assert len(self._present.devices.awake) == self._former.devices
+        check(len(self._present.devices.awake) == self._former.devices, "devices")
         for device in DEVICES:
             self.devices.mode_of(device)
             self.devices.knows(device)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.push.limits import Limits
-from tests.support.push_pair import PairedWorld
+from tests.support.push_pair import DifferenceError, PairedWorld
 from tests.support.push_world import SECOND
 
 WALK_EVENTS: Final = int(os.environ.get("PULSEBRIDGE_PUSH_EVENTS", "3000"))
@@ -100,8 +100,11 @@ def test_both_cores_decide_alike_on_a_long_walk() -> None:
         weighted = [event for event in EVENTS for _ in range(1 if event in RARE else rare)]
         played = [(walk.choice(weighted), walk.randrange(1000)) for _ in range(STEPS)]
         limits = replace(walk.choice((BROKER, DEVICE)), **walk.choice(CHANGES))  # type: ignore[arg-type]
+        poison_every, finish = walk.choice((0, 0, 5)), walk.randrange(10) == 0
         try:
-            play(limits, walk.choice((0, 0, 5)), played, finish=walk.randrange(10) == 0)
-        except BaseException:
-            print(f"after {begun} events with {limits}")
+            play(limits, poison_every, played, finish=finish)
+        except AssertionError as e:  # of the world: what both cores did
+            print(f"world {begun // STEPS}, {limits}: {e}")
+        except DifferenceError:
+            print(f"world {begun // STEPS}, {limits}")
             raise
