@@ -18,7 +18,7 @@ from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import Message, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.topic_end import has_entry
-from bridge.push.taken import Taken, taken
+from bridge.push.stored_message import StoredMessage, stored_message
 
 __all__ = ["NothingComes", "Pace", "PositionReader"]
 
@@ -128,7 +128,7 @@ class PositionReader:
         self._over = over
         self._reader: Any = None
         self._at: CommandPosition | None = None  # what it gave last
-        self._passed: OrderedDict[CommandPosition, Taken] = OrderedDict()  # read, and not wanted so far
+        self._passed: OrderedDict[CommandPosition, StoredMessage] = OrderedDict()  # read, and not wanted so far
         self._passed_bytes = 0
         self._pace = Pace()
         self._spent = 0.0  # since the last entry was whole, or for opening
@@ -136,7 +136,7 @@ class PositionReader:
         self.opened = 0
         """How many readers it took."""
 
-    def read(self, wanted: CommandPosition) -> Taken | None:
+    def read(self, wanted: CommandPosition) -> StoredMessage | None:
         """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
 
         Raises NothingComes, and what a reader raises.
@@ -158,7 +158,7 @@ class PositionReader:
                     return None
                 patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
                 continue
-            message = taken(came)
+            message = stored_message(came)
             self._measure(message.position)
             self._at = message.position
             if self._at == wanted:
@@ -208,7 +208,7 @@ class PositionReader:
         except TransientError:
             return None
 
-    def _keep(self, position: CommandPosition, message: Taken) -> None:
+    def _keep(self, position: CommandPosition, message: StoredMessage) -> None:
         self._passed[position] = message
         self._passed_bytes += len(message.payload)
         while len(self._passed) > _PASSED or self._passed_bytes > _PASSED_BYTES:

@@ -18,7 +18,7 @@ from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, our_errors, received
-from bridge.push.taken import foreign, record_key
+from bridge.push.stored_message import leave_out_foreign, record_key
 
 __all__ = ["PresenceLog", "Seen"]
 
@@ -112,7 +112,7 @@ class PresenceLog:
             try:
                 record = PresenceRecord.decode(message.data())
             except ContractError as e:
-                foreign(topic, message.message_id(), str(e), device)
+                leave_out_foreign(topic, message.message_id(), str(e), device)
                 continue
             signs.append((device, record.seen_us))
         if signs:

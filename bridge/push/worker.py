@@ -14,12 +14,12 @@ from bridge.health import Health
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import existing_commands, provision_commands
 from bridge.pulsar.watch import watching_pulsar
+from bridge.push.compaction import watching_holds
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
-from bridge.push.holds import watching_holds
 from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
-from bridge.push.owner import PartitionOwner
+from bridge.push.supervisor import PartitionSupervisor
 from bridge.push.topics import watching_topics
 from bridge.settings import Settings
 
@@ -69,7 +69,7 @@ class PushWorker:
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics.groups, self._failed)
         owners = [
-            PartitionOwner(
+            PartitionSupervisor(
                 self._settings,
                 partition,
                 metrics[partition],
@@ -82,7 +82,7 @@ class PushWorker:
         ]
         groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
 
-        threads: list[PartitionOwner | GroupOwner] = [*owners, groups]
+        threads: list[PartitionSupervisor | GroupOwner] = [*owners, groups]
 
         def forgotten() -> None:
             for owner in owners:

@@ -40,7 +40,7 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.taken import foreign, record_key
+from bridge.push.stored_message import leave_out_foreign, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
@@ -161,7 +161,7 @@ class GroupLog:
         try:
             roster.take(key, message.data())
         except ContractError as e:
-            foreign(self._roster, message.message_id(), str(e), key)
+            leave_out_foreign(self._roster, message.message_id(), str(e), key)
 
     def _next(self, reader: Any) -> Message:
         with our_errors(f"reading {self._roster}"):
@@ -201,7 +201,7 @@ class GroupLog:
         try:
             return _Record(key, owner_of(key, payload))
         except ContractError as e:
-            foreign(self._roster, message.message_id(), str(e))
+            leave_out_foreign(self._roster, message.message_id(), str(e))
             return None
 
     def _send(self, producer: Producer, topic: str, changes: Sequence[Change]) -> None:

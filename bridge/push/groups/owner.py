@@ -36,7 +36,7 @@ from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.table import KnownDevices, MemberTable
-from bridge.push.taken import position_of
+from bridge.push.stored_message import position_of
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner"]

@@ -22,7 +22,7 @@ from bridge.pulsar.client import PulsarClient
 from bridge.push.groups.cache import PayloadCache, Told
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.position_reader import NothingComes, PositionReader
-from bridge.push.threads import telling
+from bridge.push.threads import reporting_failure
 from bridge.settings import Settings
 
 __all__ = ["PayloadCame", "Payloads"]
@@ -78,7 +78,7 @@ class Payloads:
         with self._lock:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(
-                    target=telling(self._run, self._failed), name="push-payloads", daemon=True
+                    target=reporting_failure(self._run, self._failed), name="push-payloads", daemon=True
                 )
                 self._thread.start()
 

@@ -23,7 +23,7 @@ from bridge.push.cursor import ids_device
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.segments import segment_device
-from bridge.push.taken import foreign, position_of, record_key
+from bridge.push.stored_message import leave_out_foreign, position_of, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["KnownDevices", "MemberTable"]
@@ -75,7 +75,7 @@ class MemberTable:
         try:
             group, device, member = member_of(key, payload)
         except ContractError as e:
-            foreign(self._topic, message.message_id(), str(e), key)
+            leave_out_foreign(self._topic, message.message_id(), str(e), key)
             return
         self._membership.put(group, device, member=member)
 

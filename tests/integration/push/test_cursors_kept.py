@@ -21,8 +21,8 @@ from bridge.pulsar.provisioning_plan import (
     subscription_step,
 )
 from bridge.push import holds
+from bridge.push.compaction import follow_compaction, watching_holds
 from bridge.push.cursor import ids_key
-from bridge.push.holds import follow_compaction, watching_holds
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members

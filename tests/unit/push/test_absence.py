@@ -13,7 +13,7 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
-from bridge.push.hearing import Hearing
+from bridge.push.inbound import Inbound
 from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
@@ -89,27 +89,27 @@ def test_a_refused_question_leaves_on_the_next_connection_what_a_command_was_tol
     core = parked_by_0x10()
     tried(core, NOW, NOBODY)
     link = Asked()
-    hearing = Hearing(
+    inbound = Inbound(
         Settings(),
         cast(PartitionLog, OnePartition()),
         cast(Link, link),
         PushMetrics(CollectorRegistry()),
-        lambda: core.link_up(reports_absence=hearing.reports_absence),
+        lambda: core.link_up(reports_absence=inbound.reports_absence),
     )
-    hearing.serve(core, lambda _answer: False)
+    inbound.serve(core, lambda _answer: False)
     core.link_down(NOW)
-    hearing.connected()
+    inbound.connected()
     link.answers[0](Confirmation(reason, 1, 2))
-    assert hearing.reports_absence is tells
+    assert inbound.reports_absence is tells
     assert (tried(core, NOW + 3600 * SECOND, NOBODY) > 0) is tells
 
 
 def test_a_broker_that_does_not_let_us_ask_is_told_of_once_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.hearing._SAID", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
     link = Asked()
-    hearing = Hearing(
+    inbound = Inbound(
         Settings(),
         cast(PartitionLog, OnePartition()),
         cast(Link, link),
@@ -118,17 +118,17 @@ def test_a_broker_that_does_not_let_us_ask_is_told_of_once_with_the_remedy(
     )
     with capture_logs() as lines:
         for _ in range(3):
-            hearing.connected()
+            inbound.connected()
             link.answers.pop()(Confirmation(DENIED, 1, 1))
     assert [line["log_level"] for line in lines] == ["warning"]
     assert "to write there" in lines[0]["event"]
     assert lines[0]["reason"] == "0x87"
-    assert not hearing.reports_absence
+    assert not inbound.reports_absence
 
 
 def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     rule = PresenceRule(filter="devices/+device/status")
-    hearing = Hearing(
+    inbound = Inbound(
         Settings(push=PushSettings(presence=(rule,))),
         cast(PartitionLog, OnePartition()),
         cast(Link, Asked()),
@@ -138,9 +138,9 @@ def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     names = [f"{number:060000}" for number in range(1500)]
     for name in names:
         for payload in (b"online", b"offline"):
-            hearing.heard(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
+            inbound.received(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
     core = Partition(0, Limits(), {}, None)
-    hearing.serve(core, lambda _answer: False)
+    inbound.serve(core, lambda _answer: False)
     known = [name for name in names if core.presence.absent(name)]
     assert sum(map(len, known)) < 64 * 1024 * 1024
     assert known == names[-len(known) :]

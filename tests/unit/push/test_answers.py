@@ -12,9 +12,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.answers import answer_filter, parse_answer
+from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
 from bridge.push.limits import Limits
-from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition import Partition
 from bridge.push.position_tags import PositionTags, read_position
 from bridge.settings import MqttSettings, PushSettings, Settings

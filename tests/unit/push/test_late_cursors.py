@@ -12,11 +12,11 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, read_term, term_record
+from bridge.push.cursor_log import CursorLog, Cursors
 from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Cursors, PartitionLog
-from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
 from bridge.push.segments import Parked, ParkedId, segment_key
 
 SECOND = 1_000_000
@@ -100,7 +100,7 @@ class Log:
 def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[Partition, Log]:
     """Take over as a session does; ``last`` is the last command that is there then."""
     found, partition_log = read(log), Log(writer)
-    Rewriting(cast(PartitionLog, partition_log)).taken_over(found, position(last))
+    CursorRewriter(cast(CursorLog, partition_log)).taken_over(found, position(last))
     core = Partition(
         0,
         Limits(),
@@ -255,7 +255,7 @@ def test_the_term_is_written_again_behind_all_that_has_stood_for_long_and_before
     """Behind it another one's record is late: it may not be put behind such a one before our own word is."""
     cursors = {f"d{number}": cursor_at(1) for number in range(50)}
     core, log = Partition(0, Limits(), cursors, None), Log("us")
-    rewriting = Rewriting(cast(PartitionLog, log))
+    rewriting = CursorRewriter(cast(CursorLog, log))
     rewriting.begin(CursorsAged(), core)
     for turn in range(100):
         rewriting.turn(core, float(turn))

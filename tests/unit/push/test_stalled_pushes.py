@@ -13,13 +13,13 @@ from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.doing import Doing
-from bridge.push.gate import Gate
+from bridge.push.effects import Effects
 from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog
+from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
+from bridge.push.threads import Budget
 from bridge.settings import Settings
 
 METRICS = PushMetrics(CollectorRegistry())
@@ -66,6 +66,11 @@ class Written:
         self.tokens: list[Action] = []
         self.states: dict[str, tuple[str, int]] = {}
 
+    @property
+    def cursors(self) -> Written:
+        """As of a partition: its cursors are written here as well."""
+        return self
+
     def write_cursor(self, _records: object, token: Action) -> None:
         self.tokens.append(token)
 
@@ -86,12 +91,13 @@ class GroupPartition:
         self.core.link_up()
         self.link, self.log = Connection(), Written()
         self.count = 0
-        self.doing = Doing(
+        self.effects = Effects(
             Settings(),
             self.core,
             cast(Link, self.link),
             cast(PartitionLog, self.log),
-            cast(Gate, None),
+            cast(CommandSource, self.log),
+            cast(Budget, None),
             METRICS,
             lambda _at: None,
             PositionTags(b"secret", 0),
@@ -112,10 +118,10 @@ class GroupPartition:
             tokens, self.log.tokens = self.log.tokens, []
             for token in tokens:
                 assert isinstance(token, (StoreCursor, StoreReceipt))
-                self.doing.stored(token)
+                self.effects.stored(token)
             for action in self.core.take(time.time_ns() // 1000):
                 if type(action).__name__ != "Ack":
-                    self.doing.do(action)
+                    self.effects.begin(action)
 
     def confirms(self) -> None:
         taken, self.link.open = self.link.open, []
@@ -148,7 +154,7 @@ def test_when_the_payload_comes_the_members_go_as_the_window_has_room_and_each_i
         partition.arrives(f"m{number}", ref=None)
     partition.turns()
     assert partition.topics == []
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     partition.turns()
     while partition.link.open:
         assert len(partition.link.open) <= 4, "never more than the window"
@@ -167,10 +173,10 @@ def test_what_waits_when_the_connection_ends_counts_for_no_window_of_the_next_on
         partition.arrives(f"m{number}")
     partition.turns()
     partition.core.link_down(time.time_ns() // 1000)
-    partition.doing.link_down(Disconnected(1, "lost"))
+    partition.effects.link_down(Disconnected(1, "lost"))
     partition.core.link_up()
     partition.turns()
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     partition.turns()
     while partition.link.open:
         assert len(partition.link.open) <= 2
@@ -184,7 +190,7 @@ def test_a_payload_that_is_gone_ends_all_who_waited_and_keeps_the_count() -> Non
     for number in range(5):
         partition.arrives(f"m{number}")
     partition.turns()
-    partition.doing.payload_came(GROUP, None)
+    partition.effects.payload_came(GROUP, None)
     partition.turns()
     assert {state for state, _ in partition.log.states.values()} == {"rejected"}
     assert len(partition.log.states) == 5
@@ -198,7 +204,7 @@ def test_what_expires_while_it_waits_for_its_payload_is_not_sent() -> None:
         partition.arrives(f"m{number}", expires_at_ms=soon if number % 2 else 0)
     partition.turns()
     time.sleep(0.06)
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     partition.turns()
     partition.confirms()
     assert partition.topics == ["t/m0", "t/m2", "t/m4"]
@@ -214,6 +220,6 @@ def test_what_was_parked_while_it_waited_is_not_sent_by_the_push_that_waited() -
     partition.turns()
     now_us = time.time_ns() // 1000
     partition.core.gone("m", now_us, now_us)
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     assert partition.topics == []
     assert partition.core.flights.in_flight == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.surely_ours import SurelyOurs
+from bridge.push.ownership import OwnRecord
 
 
 def record(entry: int) -> MessageId:
@@ -11,7 +11,7 @@ def record(entry: int) -> MessageId:
 
 
 def test_h23_a_record_is_surely_ours_once_the_broker_has_answered_what_it_was_asked_behind_it() -> None:
-    sure = SurelyOurs()
+    sure = OwnRecord()
     first, stale = record(1), record(9)
     assert sure.question(None, 0.0) is None
     assert sure.question(first, 0.0) is first
@@ -32,7 +32,7 @@ def test_h23_a_record_is_surely_ours_once_the_broker_has_answered_what_it_was_as
 
 
 def test_the_broker_is_asked_now_and_then_and_not_when_nothing_was_written() -> None:
-    sure = SurelyOurs()
+    sure = OwnRecord()
     first, second = record(1), record(2)
     sure.asked(1, first, 10.0)
     sure.answered(1)

@@ -1,7 +1,4 @@
-"""Does what the core of a partition decided, over MQTT and in Pulsar, and keeps the messages that it is about.
-
-It decides nothing; all of it runs on the session's thread, and what follows of an action comes back as an event.
-"""
+"""Effects: the actions of a partition's core, begun over MQTT and in Pulsar. The result of each comes back as an event."""
 
 from __future__ import annotations
 
@@ -35,21 +32,21 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.answers import Answer
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.gate import Gate
+from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
-from bridge.push.outgoing import check_topic, outgoing
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog
+from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
-from bridge.push.pulling import Copied, Pulled
-from bridge.push.resuming import Resuming
-from bridge.push.taken import Taken
+from bridge.push.puller import Copied, Pulled
+from bridge.push.resume_answers import ResumeRequests
+from bridge.push.stored_message import StoredMessage
+from bridge.push.threads import Budget
+from bridge.push.tracing import Observer
 from bridge.settings import Settings
 
-__all__ = ["Doing"]
+__all__ = ["Effects"]
 
 log = structlog.get_logger("push")
 
@@ -57,8 +54,8 @@ _DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 200
 
 
-class Doing:
-    """The hands of one core."""
+class Effects:
+    """Begins the actions of one core, and keeps the messages that they concern. All of it runs on one thread."""
 
     def __init__(
         self,
@@ -66,12 +63,16 @@ class Doing:
         core: Partition,
         link: Link,
         partition_log: PartitionLog,
-        gate: Gate,
+        source: CommandSource,
+        budget: Budget,
         metrics: PushMetrics,
         ask: Callable[[CommandPosition], bytes | None],
         tags: PositionTags,
+        observer: Observer | None = None,
     ) -> None:
-        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``."""
+        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``. ``observer`` sees
+        each step of a command.
+        """
         self._tags = tags
         self._settings = settings
         self._indexed = Indexed(ask)
@@ -79,15 +80,24 @@ class Doing:
         self._core = core
         self._link = link
         self._log = partition_log
-        self._gate = gate
+        self._source = source
+        self._budget = budget
+        self._observer = observer or Observer()
         self._metrics = metrics
-        self._messages: dict[CommandPosition, Taken] = {}  # taken and not acknowledged: held, or about to be let go
-        self._pulled: dict[CommandPosition, Taken] = {}  # was parked, and is not settled
+        self._messages: dict[
+            CommandPosition, StoredMessage
+        ] = {}  # taken and not acknowledged: held, or about to be let go
+        self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
-        self.resuming = Resuming(settings, core, link, partition_log, metrics, tags)
+        self.resume = ResumeRequests(settings, core, link, partition_log, source, metrics, tags)
 
-    def arrived(self, message: Taken) -> None:
+    def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
+        self._observer.received(message)
+        self._route(message)
+        self._observer.routed(message)
+
+    def _route(self, message: StoredMessage) -> None:
         core = self._core
         position = message.position
         before = self._messages.get(position)
@@ -95,7 +105,7 @@ class Doing:
         if before is not None:
             # It came again after a reconnect, and the core holds it or has decided on its acknowledgement already: that
             # must go through the newest id, which alone counts a batch, and once.
-            self._gate.gave(len(before.payload))
+            self._budget.release(len(before.payload))
             return
         properties = message.properties
         try:
@@ -117,7 +127,8 @@ class Doing:
         core.arrived(position, command, time.time_ns() // 1000)
 
     def pulled(self, event: Pulled) -> None:
-        """Hand a parked command, read again, to the core."""
+        """Hand a parked command that was read to the core."""
+        self._observer.pulled(event)
         command = None
         if event.message is not None:
             self._forget(event.position)
@@ -142,8 +153,13 @@ class Doing:
         else:
             self._core.relocation.copied(event.relocation, event.copies, time.time_ns() // 1000)
 
-    def answered(self, answer: Answer) -> bool:
+    def answered(self, answer: DeviceAnswer) -> bool:
         """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
+        waited = self._answered(answer)
+        self._observer.answered(answer, waited)
+        return waited
+
+    def _answered(self, answer: DeviceAnswer) -> bool:
         device = self._core.delivery.device_of(answer.position)
         if device is not None and not self._tags.proves(answer.tag, answer.position, device):
             self._metrics.forged_answers.inc()
@@ -162,6 +178,7 @@ class Doing:
     def stored(self, token: object) -> None:
         """Tell the core that Pulsar has stored what was written for an action of its own."""
         core = self._core
+        self._observer.stored(token)
         if isinstance(token, StoreCursor):
             reach("after_cursor")
             core.cursor_stored(token.device)
@@ -179,36 +196,40 @@ class Doing:
             self._metrics.dead_letters.inc()
             core.dead_letter_stored(token.position)
 
-    def do(self, action: Action) -> None:
+    def begin(self, action: Action) -> None:
         """Begin one action."""
+        self._begin(action)
+        self._observer.begun(action)
+
+    def _begin(self, action: Action) -> None:
         if isinstance(action, Push):
             self._push(action)
         elif isinstance(action, StoreCursor):
-            self._log.write_cursor(action.records, action)
+            self._log.cursors.write_cursor(action.records, action)
         elif isinstance(action, StoreReceipt):
             self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
         elif isinstance(action, DeadLetter):
             self._write_dead_letter(action)
         elif isinstance(action, Ack):
             message = self._messages.pop(action.position)
-            self._log.acknowledge(message.message_id)
-            self._gate.gave(len(message.payload))
+            self._source.acknowledge(message.message_id)
+            self._budget.release(len(message.payload))
             reach("after_ack")
         elif isinstance(action, StoreSegment):
-            self._log.write_record(action.key, action.payload, action)
+            self._log.cursors.write_record(action.key, action.payload, action)
         elif isinstance(action, Pull):
-            self._log.puller.pull(action)
+            self._source.puller.pull(action)
         elif isinstance(action, Copy):
-            self._log.puller.copy(action)
+            self._source.puller.copy(action)
         elif isinstance(action, Forget):
             self._forget(action.position)
         else:
-            self.resuming.do(action)
+            self.resume.begin(action)
 
     def _forget(self, position: CommandPosition) -> None:
         message = self._pulled.pop(position, None)
         if message is not None:
-            self._log.puller.gave(len(message.payload))
+            self._source.puller.release(len(message.payload))
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""
@@ -238,16 +259,20 @@ class Doing:
             else:
                 self._link.wake()
 
+    def link_up(self) -> None:
+        """The connection is up and ours."""
+        self.resume.link_up()
+
     def link_down(self, event: Disconnected) -> bool:
         """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
         self._indexed.forget()
         self._came.clear()
-        return self.resuming.link_down(event)
+        return self.resume.link_down(event)
 
     def overdue(self) -> str | None:
         """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
         command = self._core.flights.overdue(time.time_ns() // 1000)
-        return self.resuming.overdue(time.monotonic()) if command is None else command.mqtt_topic
+        return self.resume.overdue(time.monotonic()) if command is None else command.mqtt_topic
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]
@@ -300,6 +325,7 @@ class Doing:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
+        self._observer.confirmed(number, confirmation)
         now = time.monotonic()
         if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
             self._denied_at = now
@@ -313,6 +339,6 @@ class Doing:
             self._metrics.refused.inc()
         else:
             reach("after_puback")
-        self.resuming.command_confirmed(number)
+        self.resume.push_confirmed(number)
         self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
         self._hand_on()

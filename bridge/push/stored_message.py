@@ -1,4 +1,4 @@
-"""A message of Pulsar as push keeps it: what the client keeps of one is 3 KB and more, whatever its size."""
+"""A message of Pulsar as push keeps it: Pulsar's client needs 3 KB and more for one of any size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import NO_TEXT, Message, MessageId, key_of, properties_of
 from bridge.unreadable import leave_out
 
-__all__ = ["Taken", "foreign", "position_of", "record_key", "taken"]
+__all__ = ["StoredMessage", "leave_out_foreign", "position_of", "record_key", "stored_message"]
 
 
-class Taken(NamedTuple):
-    """A message that was read. ``message_id`` acknowledges it."""
+class StoredMessage(NamedTuple):
+    """A message that was read from Pulsar. ``message_id`` acknowledges it."""
 
     position: CommandPosition
     message_id: MessageId
@@ -21,7 +21,7 @@ class Taken(NamedTuple):
     properties: dict[str, str]
     published_ms: int
     problem: str = ""
-    """Why key and properties are not all there, for what no writer of ours wrote."""
+    """Why key or properties are missing, for a message that no writer of ours wrote."""
 
 
 def position_of(message_id: MessageId) -> CommandPosition:
@@ -30,23 +30,23 @@ def position_of(message_id: MessageId) -> CommandPosition:
 
 
 def record_key(message: Message, topic: str) -> str | None:
-    """Return the key of a record that only push writes, None for a foreign one, whose key is no UTF-8: no device is called so."""
+    """Return the key of a record that only push writes, None for a foreign one, whose key is not UTF-8."""
     key = key_of(message)
     if key is None:
-        foreign(topic, message.message_id(), "its key is no UTF-8")
+        leave_out_foreign(topic, message.message_id(), "its key is not UTF-8")
     return key
 
 
-def foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
-    """Name a record that stands where only push writes, and is left out."""
+def leave_out_foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
+    """Report a record in a topic that only push writes, and leave it out."""
     leave_out(topic, why, position=str(position_of(where)), key=key)
 
 
-def taken(message: Message) -> Taken:
-    """Take out of a message all that is wanted of it."""
+def stored_message(message: Message) -> StoredMessage:
+    """Return what push needs of a message."""
     where = message.message_id()
     key, properties = key_of(message), properties_of(message)
-    return Taken(
+    return StoredMessage(
         position_of(where),
         where,
         key or "",

@@ -1,6 +1,6 @@
-"""What push hears of the devices on one MQTT connection: answers to its commands, and who is there.
+"""Inbound messages of one MQTT connection: answers of devices to commands, and their signs of life and absence.
 
-It subscribes, reads what comes, and hands it to the core. What came before there was a core waits for it.
+Signs that come before the takeover has ended wait for the core.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
-from bridge.push.answers import Answer, answer_filter, parse_answer
 from bridge.push.delivery import NO_SUBSCRIBERS
+from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
@@ -28,7 +28,7 @@ from bridge.push.presence import PresenceRules
 from bridge.push.presence_log import Seen
 from bridge.settings import Settings
 
-__all__ = ["Hearing"]
+__all__ = ["Inbound"]
 
 log = structlog.get_logger("push")
 
@@ -36,25 +36,25 @@ _REFUSED: Final = 0x80
 _SHOWN: Final = 200
 _SIGNS_BYTES: Final = 64 * 1024 * 1024
 """Signs of devices that come before the partition is taken over; devices name themselves."""
-_SAID: Final[set[tuple[str, int, str, bool | None]]] = set()
+_LOGGED: Final[set[tuple[str, int, str, bool | None]]] = set()
 
 
 def settled_by(confirm: str, *, reports_absence: bool) -> str:
-    """Return what ``push.confirm`` means with a broker that tells, or does not tell, that nobody is subscribed. Pure."""
+    """Return what ``push.confirm`` means at a broker that reports, or does not report, that a topic has no subscriber."""
     if confirm == "device":
         return "a command counts as delivered when its device has answered (push.confirm: device)"
     taken = "a command counts as delivered when the MQTT broker has taken it (push.confirm: broker); "
     if reports_absence:
-        return taken + "this broker says when nobody is subscribed (0x10), and then the command waits in Pulsar"
+        return taken + "this broker reports that no client is subscribed (0x10), and then the command waits in Pulsar"
     return taken + (
-        "this broker takes it as well when nobody is subscribed: what is sent between a device's going and the sign of "
+        "this broker accepts it as well when no client is subscribed: what is sent between a device's end and the sign of "
         "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
         "push.confirm: device promises delivery, where devices answer"
     )
 
 
-class Hearing:
-    """The ears of one session; all methods on its thread."""
+class Inbound:
+    """The subscriptions of one session; all methods are called on its thread."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class Hearing:
         if settings.push.confirm == "device":
             self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
         self._core: Partition | None = None
-        self._answered: Callable[[Answer], bool] = lambda _answer: False
+        self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
         # By device the latest sign, whether it is one of life, and when it came.
         self._signs: BoundedMap[tuple[bool, int]] = BoundedMap(_SIGNS_BYTES, each=192)
         self._mids: list[int] = []  # to acknowledge
         self.ready = False
-        """Whether what devices say would reach us on this connection."""
+        """Whether messages of devices reach us on this connection."""
         self.reports_absence = False
-        """Whether the MQTT broker says that nobody is subscribed to a topic (MQTT 5, PUBACK 0x10)."""
+        """Whether the MQTT broker reports that a topic has no subscriber (MQTT 5, PUBACK 0x10)."""
 
-    def serve(self, core: Partition, answered: Callable[[Answer], bool]) -> None:
-        """Hand on what comes to ``core``, and what came already. ``answered`` takes the answers, and returns whether
+    def serve(self, core: Partition, answered: Callable[[DeviceAnswer], bool]) -> None:
+        """Hand the messages to ``core``, also those that came already. ``answered`` gets the answers, and returns whether
         their commands waited for one.
         """
         self._core = core
@@ -93,7 +93,7 @@ class Hearing:
         self._notice(core)
 
     def connected(self) -> None:
-        """Subscribe on a new connection, and ask whether its broker tells absence."""
+        """Subscribe on a new connection, and ask whether its broker reports absent subscribers."""
         self._mids.clear()
         self.ready = not self._filters
         self.reports_absence = False
@@ -102,48 +102,48 @@ class Hearing:
                 [Subscription(one, retain_handling=0 if one in self._presence.filters else 2) for one in self._filters]
             )
         if self._settings.mqtt.protocol == "5":
-            # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).
+            # Ask by a topic that no client can know whether PUBACK reports absent subscribers (MQTT 5, 3.4.2.1).
             self._link.publish(
                 f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
                 b"",
                 properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
-                confirmed=self._told,
+                confirmed=self._asked,
             )
         else:
-            self._say()
+            self._log_settlement()
 
-    def _say(self) -> None:
-        """Say once in this process, and again when it changes, what settles a command at this broker (H26)."""
+    def _log_settlement(self) -> None:
+        """Log once in this process, and at each change, what settles a command at this broker (H26)."""
         mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
         key = (mqtt.host, mqtt.port, confirm, self.reports_absence)
-        if key not in _SAID:
-            _SAID.difference_update([one for one in _SAID if one[:3] == key[:3]])
-            _SAID.add(key)
+        if key not in _LOGGED:
+            _LOGGED.difference_update([one for one in _LOGGED if one[:3] == key[:3]])
+            _LOGGED.add(key)
             log.info(settled_by(confirm, reports_absence=self.reports_absence), broker=f"{mqtt.host}:{mqtt.port}")
 
-    def _told(self, confirmation: Confirmation) -> None:
+    def _asked(self, confirmation: Confirmation) -> None:
         refused = confirmation.reason >= _REFUSED
         self.reports_absence = confirmation.reason == NO_SUBSCRIBERS
         if self._core is not None:
-            # It is no evidence that the broker takes other commands (H34): it comes first on each connection.
-            # Refused, the question has no answer, and devices that are parked would be tried no more: a command was told.
+            # It does not show that the broker accepts other commands (H34): it comes first on each connection.
+            # If it is refused, what the broker reported for a command counts: else no parked device would be probed.
             self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven)
         if refused:
             self._warn_unasked(confirmation.reason)
         else:
-            self._say()
+            self._log_settlement()
         self._changed()
 
     def _warn_unasked(self, reason: int) -> None:
-        """Say once in this process, and again when it was otherwise, that the broker does not let us ask."""
+        """Log once in this process, and at each change, that the broker refuses the question."""
         mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
         key = (mqtt.host, mqtt.port, confirm, None)
-        if key not in _SAID:
-            _SAID.difference_update([one for one in _SAID if one[:3] == key[:3]])
-            _SAID.add(key)
+        if key not in _LOGGED:
+            _LOGGED.difference_update([one for one in _LOGGED if one[:3] == key[:3]])
+            _LOGGED.add(key)
             log.warning(
-                "the MQTT broker does not let us ask whether it tells when nobody is subscribed, and until it says so of a "
-                "command, parked devices wait for a sign of life: allow "
+                "the MQTT broker refused the question whether it reports that no client is subscribed. Until it reports so for a "
+                "command, parked devices wait for a sign of life. Action: allow "
                 f"{subscriber(mqtt, self._link.client_id)} to write there",
                 mqtt_topic=f"{self._settings.push.answer_topic}/nobody/+",
                 reason=f"0x{reason:02X}",
@@ -159,10 +159,8 @@ class Hearing:
         self.ready = True
         self._changed()
 
-    def heard(self, message: Message) -> None:
-        """Take a message of a device. An answer that is lost with us or with the connection is given again, to the
-        repetition of its command.
-        """
+    def received(self, message: Message) -> None:
+        """A message of a device came. A device repeats an answer that is lost when its command is repeated."""
         if message.mid:
             self._mids.append(message.mid)
         if message.malformed:
@@ -189,14 +187,14 @@ class Hearing:
             self._metrics.stray_answers.inc()
 
     def seen(self, event: Seen) -> None:
-        """Take what ingest has heard. A clock that is ahead of ours must not outlast a later absence (H31)."""
+        """Ingest has noted signs of life. A clock that is ahead of ours must not hide a later absence (H31)."""
         now_us = time.time_ns() // 1000
         if self._core is not None:
             for device, at_us in event.signs:
                 self._core.alive(device, min(at_us, now_us))
 
     def acknowledge(self) -> None:
-        """Confirm to the broker what was heard."""
+        """Acknowledge the messages to the broker."""
         if self._mids:
             self._link.acknowledge(self._mids, self._link.epoch)
             self._mids.clear()

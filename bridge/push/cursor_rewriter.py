@@ -1,13 +1,13 @@
-"""Writes what stands in a cursors partition once more, some devices at a time.
+"""Writes records of a cursors partition again, some devices at a time.
 
-After a takeover what a former owner wrote late; behind that stands that our term begins, and where it is written again,
-there stands of each device what we know.
+After a takeover: what a former owner wrote late; behind it the record that our term begins, and then, for each device, what
+we know of it. At once: everything, if Pulsar has lost the partition, because only its owner knows what it contained. And
+slowly: records that are a day old; records of devices that do not exist any more are removed.
 
-At once where Pulsar has lost the partition: what it held only its owner knows. And unhurriedly where records have stood
-for a day; so are those removed, by and by, that belong to no device any more. The hold of the partition stays before the oldest record that is still the last of its key, so that each of
-them is in the log itself and not in Pulsar's compacted view alone; it is the owner who lets the hold move on, by which
-the log does not grow for ever. The view alone would not do: where Pulsar dies while it compacts, its horizon is behind
-the view it had, and readers are given the first hundred entries of that and then the log (apache/pulsar#25118).
+The retention subscription of the partition stays before the oldest record that is still the last of its key. So each of
+them is in the log itself, and not in Pulsar's compacted view alone; by rewriting old records the owner lets the
+subscription move on, and the log does not grow for ever. The view alone is not safe: if Pulsar dies while it compacts, its
+horizon is behind the view it had, and readers get the first hundred entries of that and then the log (apache/pulsar#25118).
 """
 
 from __future__ import annotations
@@ -19,49 +19,50 @@ from typing import Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.cursor import TERM_KEY, ids_key, term_record
+from bridge.push.cursor_log import CursorLog, Cursors
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Cursors, PartitionLog
 
-__all__ = ["CursorsAged", "CursorsForgotten", "Rewriting"]
+__all__ = ["CursorRewriter", "CursorsAged", "CursorsForgotten"]
 
 _WRITTEN_AT_ONCE: Final = 1000
-"""Cursors that are written again, without a receipt yet: what is written besides must find room in the queue."""
+"""Cursors that are written again, without a receipt so far: other writes must find room in the queue."""
 _STEP_S: Final = 0.1
 _STEP_DEVICES: Final = 20
 _STEP_BYTES: Final = 100_000
-"""So much in such a time where there is no hurry: a twentieth of a core at most. A device with more than that, in
-thousands of parked commands, is waited for the longer."""
+"""So much in such a time if it is not urgent: a twentieth of a core at most. A device with more than that, in thousands of
+parked commands, delays the next step."""
 _ID_BYTES: Final = 40
 """What a parked command takes in a segment, about."""
 _UNANSWERED: Final = 300
-"""While Pulsar has so many writes to answer, what may wait waits: it is slow or away, and a full queue ends the session."""
+"""While Pulsar has so many writes to answer, rewriting waits: Pulsar is slow or unreachable, and a full queue ends the
+session."""
 
 
 class CursorsForgotten:
-    """Event: the cursors topic was deleted and made anew, without what it held."""
+    """Event: the cursors topic was deleted and re-created, without its records."""
 
 
 class CursorsAged:
-    """Event: the oldest record of the cursors partition has stood there for long."""
+    """Event: the oldest record of the cursors partition is old."""
 
 
-class Rewriting:
-    """What is left to write once more, of one partition."""
+class CursorRewriter:
+    """The records of one partition that are to be written again."""
 
-    def __init__(self, partition_log: PartitionLog) -> None:
-        self._log = partition_log
+    def __init__(self, cursors: CursorLog) -> None:
+        self._log = cursors
         self._lost: deque[str] = deque()
         self._aged: deque[str] = deque()
         self._orphans: deque[str] = deque()
         self._parked_bytes = 0  # of a device, on the average
         self._being_written = 0
-        self._term_follows = False  # behind what is being written, as it has stood for long
+        self._term_follows = False  # written behind what is being rewritten
         self._next = 0.0
         self._secret = b""  # of the partition, once it is taken over
 
     def taken_over(self, found: Cursors, horizon: CommandPosition | None) -> None:
-        """Write again what was found outdated, and then that our term begins. ``horizon``: the last command; up to there a
-        device may have had what nobody knows of any more, and an owner that dies meanwhile leaves that to the next.
+        """Write outdated cursors again, and then that our term begins. ``horizon``: the last command; up to there a device
+        may have received commands that no record shows, which an owner that dies meanwhile leaves to the next.
         """
         self._secret = found.secret
         for device in found.uncertain:
@@ -88,7 +89,7 @@ class Rewriting:
         core.segments.rewrite_all(time.time_ns() // 1000)
 
     def remove_ids(self, orphans: Iterable[str]) -> None:
-        """Remove the ids of devices of which nothing else is there: nobody would write them once more."""
+        """Remove the ids of devices without any other record: no owner would write them again."""
         self._orphans.extend(orphans)
 
     def turn(self, core: Partition, now: float) -> None:
@@ -107,7 +108,9 @@ class Rewriting:
         while self._orphans and devices < _STEP_DEVICES:
             orphan = self._orphans.popleft()
             devices += 1
-            if core.devices.cursor_of(orphan) is None:  # else it has come again, and they are written with its cursor
+            if (
+                core.devices.cursor_of(orphan) is None
+            ):  # else the device exists again, and they are written with its cursor
                 self._log.write_record(ids_key(orphan), b"", None)
         while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
             device = self._aged.popleft()
@@ -124,7 +127,7 @@ class Rewriting:
         self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
 
     def drain(self) -> None:
-        """Leave what is not urgent to the next owner: it is asked for again. Our term is not to be the oldest record."""
+        """Leave to the next owner what is not urgent. Our term must not be the oldest record."""
         self._aged.clear()
         self._write_term()
         self._orphans.clear()

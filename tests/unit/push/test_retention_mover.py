@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
-from bridge.push.parked_hold import ParkedHold
+from bridge.push.retention_mover import RetentionPosition
 
 
 def position(number: int) -> CommandPosition:
@@ -14,17 +14,17 @@ def position(number: int) -> CommandPosition:
 
 
 def test_h25_the_hold_goes_forward_once_and_back_when_something_is_wanted_again() -> None:
-    hold = ParkedHold(None)
-    assert hold.look(None) is None
-    assert hold.look(position(5)) == position(5)
-    assert hold.look(position(5)) is None
-    assert hold.look(position(4)) is None
+    hold = RetentionPosition(None)
+    assert hold.forward(None) is None
+    assert hold.forward(position(5)) == position(5)
+    assert hold.forward(position(5)) is None
+    assert hold.forward(position(4)) is None
     assert hold.back(None) is None
     assert hold.back(position(6)) is None
     assert hold.back(position(2)) == position(2)
-    assert hold.look(position(2)) is None
-    assert hold.again() is None, "nobody was here before us"
-    assert hold.look(position(6)) == position(6)
+    assert hold.forward(position(2)) is None
+    assert hold.repeated() is None, "nobody was here before us"
+    assert hold.forward(position(6)) == position(6)
 
 
 @settings(max_examples=500)
@@ -37,18 +37,18 @@ def test_h25_after_a_look_the_hold_stands_where_it_was_put_back_though_a_former_
     horizon: int, events: list[tuple[str, int]]
 ) -> None:
     """``stale``: the former owner goes on and moves the hold, to nothing that it cannot know."""
-    hold = ParkedHold(position(horizon))
+    hold = RetentionPosition(position(horizon))
     stands, wanted, went_back = position(0), position(0), False
     for event, number in events:
         if event == "stale" and went_back:
             stands = max(stands, position(min(number, horizon)))
         elif event == "look":
             wanted = max(wanted, position(number))
-            stands = hold.look(wanted) or stands
-            stands = min(stands, hold.again() or stands)
+            stands = hold.forward(wanted) or stands
+            stands = min(stands, hold.repeated() or stands)
             assert stands <= wanted, "what is wanted is not held"
         elif event == "unclear":
-            assert hold.look(None) is None
+            assert hold.forward(None) is None
         elif event == "back":
             # What is wanted from a later place on lets no former owner be ahead of us.
             went_back = went_back or position(number) < wanted

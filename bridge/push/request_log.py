@@ -1,8 +1,8 @@
-"""One partition of what devices ask for, and the search in the commands for what they get: on threads of their own.
+"""The resume requests of one partition's devices in Pulsar, and the search in the commands for what they get.
 
-Nothing is decided here. A request is handed on as ``Asked`` and acknowledged when it is told; a search begins when the
-core orders one, and ends with ``Found``. Searches that are ordered at about the same time share one pass over the log,
-which takes at most half of its thread's time, so that live commands do not feel it.
+A request is posted as ``Asked`` and acknowledged when it is answered; a search begins when the core orders one, and ends
+with ``Found``. Searches that are ordered at about the same time share one pass over the log, which takes at most half of its
+thread's time, so that live commands do not notice it. Both run on threads of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
-from bridge.contract.commands import CommandPosition, decode_command
+from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError, TransientError
 from bridge.pulsar.client import (
@@ -33,19 +33,18 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.topic_end import has_entry
 from bridge.push.actions import FindCommands
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.resume_requests import MAX_REQUEST_BYTES
-from bridge.push.taken import position_of
-from bridge.push.threads import telling
+from bridge.push.stored_message import position_of
+from bridge.push.threads import reporting_failure
 
-__all__ = ["Asked", "Found", "Requests"]
+__all__ = ["Asked", "Found", "RequestLog"]
 
 _RECEIVE_MS: Final = 500
 _MOST: Final = 1000
-"""Requests that are taken and not acknowledged."""
+"""Requests that were received and not acknowledged."""
 _QUEUE: Final = 10
-"""Messages that Pulsar's client reads ahead: their size is up to whoever sent them."""
+"""Messages that Pulsar's client reads ahead: any client may send large ones."""
 _PIECE: Final = 200
 """Messages that are read between two pauses."""
 _GATHER_S: Final = 0.02
@@ -65,7 +64,7 @@ class Asked:
 
     @classmethod
     def of(cls, message: Message) -> Asked:
-        """Return what is kept of a message: its size is up to whoever sent it."""
+        """Return what push needs of a message, which may be large."""
         key = key_of(message)
         return cls(
             message.message_id(),
@@ -85,7 +84,7 @@ class Found:
     first: CommandPosition | None = None
 
 
-class Requests:
+class RequestLog:
     """The requests of one partition. ``post`` and ``failed`` are called on its threads, all else by its owner's."""
 
     def __init__(
@@ -111,7 +110,7 @@ class Requests:
         self._room = threading.Semaphore(_MOST)
         self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._receiver = threading.Thread(
-            target=telling(self._receive, failed), name=f"push-asked-{partition}", daemon=True
+            target=reporting_failure(self._receive, failed), name=f"push-asked-{partition}", daemon=True
         )
         self._lock = threading.Lock()
         self._orders: deque[FindCommands] = deque()
@@ -133,7 +132,7 @@ class Requests:
             self._orders.append(order)
             if self._finder is None:
                 self._finder = threading.Thread(
-                    target=telling(self._find_all, self._failed),
+                    target=reporting_failure(self._find_all, self._failed),
                     name=f"push-find-{self._partition}",
                     daemon=True,
                 )
@@ -196,8 +195,8 @@ class Requests:
                 reader.close()
         for found in wanted.values():
             # Pulsar trims whole ledgers, so within the ledger of the first one nothing is gone.
-            place = found.order.after
-            found.trimmed = place != BEFORE_ALL and (first is None or place.ledger < first.ledger)
+            after = found.order.after
+            found.trimmed = after != BEFORE_ALL and (first is None or after.ledger < first.ledger)
             found.first = first if found.trimmed else None
         return list(wanted.values())
 
@@ -232,4 +231,4 @@ class Requests:
         try:
             return has_entry(self._client.settings, self._commands, position)
         except TransientError:
-            return True  # nobody knows: it is asked again
+            return True  # unknown: it is asked again

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.holds import Ages, Followed, Held, Kept, Place, compacted_away, is_before
+from bridge.push.compaction import Ages, Followed, Held, Kept, Place, compacted_away, is_before
 
 keys = st.lists(st.integers(0, 5), max_size=40)
 

@@ -18,9 +18,9 @@ from bridge.errors import (
     TransientError,
 )
 from bridge.health import Health
-from bridge.push import owner
+from bridge.push import supervisor
 from bridge.push.metrics import PushMetrics
-from bridge.push.owner import PartitionOwner
+from bridge.push.supervisor import PartitionSupervisor
 from bridge.settings import Settings
 from tests.support.waiting import poll_for
 
@@ -30,7 +30,6 @@ class Failing:
 
     errors: list[BaseException]
     made = 0
-    worked = False
     owns = False
 
     def __init__(self, *args: Any) -> None:
@@ -46,17 +45,17 @@ class Failing:
         pass
 
 
-def owning(monkeypatch: pytest.MonkeyPatch, *errors: BaseException) -> tuple[PartitionOwner, list[BaseException]]:
+def owning(monkeypatch: pytest.MonkeyPatch, *errors: BaseException) -> tuple[PartitionSupervisor, list[BaseException]]:
     class Made(Failing):
         pass
 
     Made.errors, Made.made = list(errors), 0
-    monkeypatch.setattr(owner, "Session", Made)
-    monkeypatch.setattr(owner, "_RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(supervisor, "Session", Made)
+    monkeypatch.setattr(supervisor, "_RETRY_S", (0.01, 0.02))
     failed: list[BaseException] = []
     metrics = PushMetrics(CollectorRegistry()).partition(0)
     part = Health(30.0).part("partition 0")
-    made = PartitionOwner(Settings(), 0, metrics, part, failed.append, cast(Any, None))
+    made = PartitionSupervisor(Settings(), 0, metrics, part, failed.append, cast(Any, None))
     made.start()
     return made, failed
 
@@ -74,7 +73,7 @@ def test_h42_an_error_that_one_message_provoked_ends_the_session_and_is_tried_ag
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     one, failed = owning(monkeypatch, error, error)
-    poll_for(lambda: owner.Session.made == 3, 30, "a session that lasts")  # type: ignore[attr-defined]
+    poll_for(lambda: supervisor.Session.made == 3, 30, "a session that lasts")  # type: ignore[attr-defined]
     one.stop()
     one.join()
     assert failed == []

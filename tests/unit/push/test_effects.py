@@ -13,25 +13,25 @@ from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.doing import Doing
-from bridge.push.gate import Gate
+from bridge.push.effects import Effects
 from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog
+from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
-from bridge.push.taken import Taken
+from bridge.push.stored_message import StoredMessage
+from bridge.push.threads import Budget
 from bridge.settings import Settings
 
 COMMANDS = 4
 METRICS = PushMetrics()
 
 
-def given_again(number: int) -> Taken:
+def given_again(number: int) -> StoredMessage:
     """One time that Pulsar gives a command: its position is that of the command, its message id is its own."""
     one = Command(f"c-{number}", f"d{number % 2}", "commands/d", b"x" * (number + 1), expires_at_ms=1)
     position = CommandPosition(1, number, -1)
-    return Taken(position, cast(MessageId, object()), one.device, one.payload, encode_command(one), 0)
+    return StoredMessage(position, cast(MessageId, object()), one.device, one.payload, encode_command(one), 0)
 
 
 class Log:
@@ -40,6 +40,11 @@ class Log:
     def __init__(self) -> None:
         self.acknowledged: list[MessageId] = []
         self.written: list[Action] = []
+
+    @property
+    def cursors(self) -> Log:
+        """As of a partition: its cursors are written here as well."""
+        return self
 
     def acknowledge(self, message: MessageId) -> None:
         self.acknowledged.append(message)
@@ -57,7 +62,7 @@ class Room:
     def __init__(self) -> None:
         self.messages = self.bytes = 0
 
-    def gave(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.messages += 1
         self.bytes += size
 
@@ -71,32 +76,33 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
     core = Partition(0, Limits(retry_min_us=1, retry_max_us=1), {}, None)
     core.link_up()
     log, room = Log(), Room()
-    doing = Doing(
+    effects = Effects(
         Settings(),
         core,
         cast(Link, None),
         cast(PartitionLog, log),
-        cast(Gate, room),
+        cast(CommandSource, log),
+        cast(Budget, room),
         METRICS,
         lambda _at: None,
         PositionTags(b"secret", 0),
     )
-    given_to_us: list[Taken] = []
-    newest: dict[int, Taken] = {}
+    given_to_us: list[StoredMessage] = []
+    newest: dict[int, StoredMessage] = {}
     held: Counter[int] = Counter()
     for turn in [*turns, [], [], [], []]:
         for number in turn:
             message = newest[number] = given_again(number)
             given_to_us.append(message)
             held[number] += 1
-            doing.arrived(message)
+            effects.arrived(message)
         written, log.written = log.written, []
         for token in written:
             assert isinstance(token, (StoreCursor, StoreReceipt))
-            doing.stored(token)
+            effects.stored(token)
         before = len(log.acknowledged)
         for action in core.take(time.time_ns() // 1000):
-            doing.do(action)
+            effects.begin(action)
         for message_id in log.acknowledged[before:]:
             numbers = [number for number, one in newest.items() if one.message_id is message_id]
             assert len(numbers) == 1, "the newest id alone counts a batch"

@@ -10,10 +10,10 @@ import pytest
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import StoreSegment
 from bridge.push.cursor import Cursor, ids_key
+from bridge.push.cursor_log import CursorLog
+from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog
-from bridge.push.rewriting import CursorsAged, Rewriting
 from bridge.push.segments import Parked, ParkedId, segment_key
 
 NOW_US = 10**15
@@ -54,7 +54,7 @@ class World:
             now_us=NOW_US,
         )
         self.core.take(NOW_US)
-        self.rewriting = Rewriting(cast(PartitionLog, self.log))
+        self.rewriting = CursorRewriter(cast(CursorLog, self.log))
         self.rewriting.begin(CursorsAged(), self.core)
 
     @staticmethod
