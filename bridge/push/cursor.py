@@ -1,11 +1,12 @@
-"""A device's cursor: up to where its commands are settled, and which command ids it has had lately.
+"""A device's cursor: up to which position its commands are settled, and which command ids it had lately.
 
-Pure. A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of
-the device at or below ``position`` are settled: delivered, expired, a repetition, or in the dead letters.
+A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of the device at
+or below ``position`` are settled: delivered, expired, a duplicate, or in the dead letters.
 
-It is written for each command, and the ids in it are by far its largest part. So it has the latest ones alone; the others
-stand in a record apart (``ids_key``), which is written before the cursor that leaves them out, and names none that no
-cursor has named before: died in between, some are in both, and no id is known without what else its cursor says.
+Push writes the cursor for each command, and the ids are by far its largest part. So the cursor has the latest ids alone; the
+others are in a record apart (``ids_key``). Push writes that record before the cursor that leaves them out, and the record
+names no id that no cursor has named before. After a crash in between some ids are in both, and no id is known without the
+rest of its cursor.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
 
 TERM_KEY: Final = "\0term"
-"""Key of the record with which an owner begins: behind it nobody else has a word, and what stands there of another is late.
+"""Key of the record with which an owner begins its term: behind it only this owner's records count; others are late.
 
-It is not the record under ``OWNER_KEY``: that one a former owner writes as well, when it looks whether it was replaced.
+It differs from ``OWNER_KEY``, because a former owner writes that record as well, to see whether it was replaced.
 """
 
 _IDS_PREFIX: Final = "\0ids\0"
@@ -115,21 +116,21 @@ class Cursor:
         self.capacity = capacity
         self.position = position
         self.resend_from: CommandPosition | None = None
-        """Parked commands above it are still to be pushed although they are below ``position``: the broker had
-        them, and the device perhaps not (H26). None: what is parked is above ``position``."""
+        """Parked commands above it are to be sent although they are below ``position``: the broker had them, and the device
+        perhaps not (H26). None: all that is parked is above ``position``."""
         self.resend: list[ParkedId] = []
-        """Those of them, until they are pushed: their segments may not be stored when the owner dies."""
+        """These commands, until they are sent: their segments may not be stored when the owner dies."""
         self.unproven: list[Unproven] = []
         """What the broker confirmed lately without a sign of life of the device since: the last ``MAX_UNPROVEN``, in order."""
         self._written = False
         self.delivered_at_ms = 0
-        """When the device's last command was confirmed, in ms since the epoch; 0 where none was, or nobody noted it."""
+        """When the device's last command was confirmed, in ms since the epoch; 0 if none was, or unknown."""
         self.online = False
-        """The device was heard of after its commands were parked, and has not gone again: an owner that dies while it
-        sends them leaves that to the next."""
+        """The device gave a sign of life after its commands were parked, and no sign of absence since: an owner that dies
+        while it sends them leaves the rest to the next one."""
         self.maybe_seen_to: CommandPosition | None = None
-        """The device may have had everything up to there, however far ``position`` is behind: a former owner wrote this
-        cursor late, and what its successor settled is not known any more (H23). None: nothing is unclear."""
+        """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
+        late, and the records of its successor are lost (H23). None: nothing is uncertain."""
         self._ids = RememberedIds(capacity)
         self._fresh = 0  # so many of the last ones stand in no record apart
         self._unnamed = 0  # so many of the last ones were in no record yet
@@ -149,12 +150,12 @@ class Cursor:
 
     @property
     def has_state(self) -> bool:
-        """Whether it says more than a new one, or has a record that is to stand no longer than the others."""
-        said = self.position > BEFORE_ALL or self.resend_from is not None or bool(self._ids) or self.online
-        return said or self._written
+        """Whether it differs from a new cursor, or has a record in Pulsar."""
+        has = self.position > BEFORE_ALL or self.resend_from is not None or bool(self._ids) or self.online
+        return has or self._written
 
     def maybe_seen(self, position: CommandPosition) -> bool:
-        """Whether a successor of whoever wrote this cursor may have sent the command at ``position``."""
+        """Return whether a successor of the writer of this cursor may have sent the command at ``position``."""
         return self.maybe_seen_to is not None and position <= self.maybe_seen_to
 
     def pass_over(self, position: CommandPosition) -> None:
@@ -167,14 +168,14 @@ class Cursor:
             self.resend = [one for one in self.resend if self.resend_from and one.position > self.resend_from]
 
     def resend_parked(self, resend: list[ParkedId]) -> None:
-        """These are to be pushed once more; they are parked, in order, and what is parked comes behind them."""
+        """Send these commands again; they are parked, in order, before what is parked already."""
         before = resend[0].position
         self.resend_from = before._replace(batch_index=before.batch_index - 1)
         self.resend = resend
 
     def replay_from(self, first: CommandPosition | None) -> None:
-        """Parked commands from ``first`` on are to be pushed once more, and no others; their segments are stored before
-        this cursor is. None: none of them.
+        """Send the parked commands from ``first`` on again, and no others; their segments are stored before this cursor.
+        None: none of them.
         """
         self.resend = []
         self.resend_from = None if first is None else first._replace(batch_index=first.batch_index - 1)
@@ -203,8 +204,8 @@ class Cursor:
         self._unnamed += count
 
     def merge(self, other: Cursor) -> None:
-        """Take over what ``other``, a record of the same device, knows beyond this one. Where commands are to be pushed
-        once more, the position stays with them.
+        """Add what ``other``, a record of the same device, has beyond this one. If commands are to be sent again, the
+        position stays as it is for them.
         """
         if self.resend_from is None:
             self.position = max(self.position, other.position)
@@ -285,9 +286,8 @@ class Cursor:
 class OwnerRecord:
     """What an owner writes into its cursors partition: at takeover, at each reconnect, and when it leaves.
 
-    Its receipt proves that Pulsar has not fenced us; reading up to our own one proves that all cursors were read.
-    ``token`` names the session, ``serial`` counts its records. ``clean`` tells the next owner that nothing was
-    pushed without its cursor being stored.
+    Its receipt proves that Pulsar has not fenced the owner; reading up to it proves that all cursors were read. ``token``
+    names the session, ``serial`` counts its records. ``clean``: no command was sent whose cursor is not stored.
     """
 
     token: str
@@ -309,8 +309,8 @@ class OwnerRecord:
 
 
 def term_record(secret: bytes) -> bytes:
-    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it. ``secret`` is
-    the partition's, which each owner takes over from the one before (``position_tags``).
+    """Return the payload under ``TERM_KEY``: the producer that writes it begins its term. ``secret`` is the partition's,
+    which each owner takes over from the former one (``position_tags``).
     """
     return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 

@@ -1,4 +1,4 @@
-"""What the records of a cursors partition come to, read from its beginning on. Pure."""
+"""The state of a cursors partition, from its records in order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_foreign(key: str, payload: bytes) -> bool:
 class CursorRecords:
     """Cursors by device, segments of parked ids by device and key, and the last record of an owner.
 
-    The ids that stand apart from the cursors are taken into them by ``whole``, once each, which finds those of nobody.
+    ``whole`` adds the ids that are stored apart to their cursors, and finds those without a cursor.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -63,9 +63,9 @@ class CursorRecords:
         self.owner: OwnerRecord | None = None
         self.secret: bytes | None = None
         """The partition's secret, from the last term that began; None before the first."""
-        self._last_begun: str | None = None  # the writer of the last term that began; None where nobody told
+        self._last_begun: str | None = None  # the writer of the last term that began; None before the first
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
-        self._back_in: dict[str, int] = {}  # by device: whose record sends commands once more
+        self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
         self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
 
     def take(self, key: str, payload: bytes, writer: str = "") -> bool:
@@ -106,8 +106,8 @@ class CursorRecords:
             self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
 
     def _term_of(self, writer: str) -> int:
-        """Where in the order of the owners a record belongs. The first of a writer that is left tells that less well than
-        the last term that began: what another writer has behind it is late, whatever of it was compacted away.
+        """Return where a record belongs in the order of the owners. The last term that began shows it better than the first
+        record of a writer: what another writer has behind it is late, whatever was compacted away.
         """
         term = self._terms.setdefault(writer, len(self._terms))
         return term if self._last_begun in (None, writer) else _LATE
@@ -144,8 +144,8 @@ class CursorRecords:
         known[term] = payload
 
     def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
-        """A write of an owner that had been replaced may be stored when its successor leaves. It has the lower position;
-        or it says nothing of commands that the successor is sending once more (H26).
+        """Add a cursor. A write of a replaced owner may be stored when its successor leaves: it has the lower position, or
+        does not know of commands that the successor sends again (H26).
         """
         earlier = self.by_device.get(device)
         if term != _LATE:

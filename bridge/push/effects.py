@@ -136,7 +136,7 @@ class Effects:
             command = read_command(event.message.properties, event.message.payload)
         elif self._core.replay.wants(event.pull.device, event.pull.epoch):
             log.error(
-                "a parked command is not in Pulsar any more, see its receipt: let nobody clear the backlog of "
+                "a parked command is not in Pulsar any more, see its receipt. Action: never clear the backlog of "
                 "pulsebridge-parked",
                 device=event.pull.device,
                 position=str(event.position),

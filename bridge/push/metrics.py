@@ -132,7 +132,7 @@ class PartitionMetrics:
                 gauge.set(0)
 
     def lag(self, commands: int) -> None:
-        """Show the backlog that Pulsar tells, while the partition is ours; another's is shown by its owner."""
+        """Show the backlog that Pulsar reports, while the partition is ours; that of another is shown by its owner."""
         self.all.lag.labels(self._partition).set(commands if self.owns else 0)
 
     def show(self, core: Partition, now_us: int) -> None:

@@ -52,9 +52,9 @@ class _Patience:
         self._answers_since: float | None = None
 
     def waited(self, doing: str, *, answered: bool) -> None:
-        """Nothing came once more; ``answered``: Pulsar says that there is something.
+        """Nothing came again; ``answered``: Pulsar reports that there is a message.
 
-        Raises NothingComes when it said so for half a minute, else TransientError after half a minute.
+        Raises NothingComes when it reported so for half a minute, else TransientError after half a minute.
         """
         now = time.monotonic()
         if not answered:
@@ -118,7 +118,7 @@ class PositionReader:
         over: Callable[[], bool] = lambda: False,
         near: int = _NEAR,
     ) -> None:
-        """``over`` ends a read that waits. At most ``near`` entries are read and thrown away rather than begin anew, and
+        """``over`` ends a read that waits. At most ``near`` entries are read and dropped instead of opening a new reader, and
         no more are read ahead.
         """
         self._near = near
@@ -153,7 +153,7 @@ class PositionReader:
             came = self._next()
             if came is None:
                 more = self._more(wanted)
-                if more is False:  # nobody wrote behind what was trimmed
+                if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
                 patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
@@ -216,7 +216,7 @@ class PositionReader:
             self._passed_bytes -= len(oldest.payload)
 
     def close(self) -> None:
-        """Close what is open; the next read opens it again. What Pulsar says to that matters to nobody."""
+        """Close what is open; the next read opens it again. Errors of Pulsar are ignored."""
         reader, self._reader, self._at = self._reader, None, None
         if reader is not None:
             try:

@@ -1,8 +1,8 @@
-"""Which command ids a device had, so that a command that is written once more is not for it again. Pure.
+"""Which command ids a device had, so that a command that is written again is not sent again.
 
-The latest ones are remembered however old they are, and ``MORE`` times as many where they are at most ``DAYS`` older
-than the newest: what a task, a batch or a new checkpoint writes once more may be all that a device had in the time that
-Pulsar keeps. Age is told by the ids themselves and not by a clock, so that nothing is forgotten of a silent device.
+The latest ids are remembered at any age, and ``MORE`` times as many if they are at most ``DAYS`` older than the newest: a
+task, a batch or a new checkpoint may write again all that a device had in the time that Pulsar keeps. The ids themselves
+give the age, not a clock, so that nothing of a silent device is forgotten.
 """
 
 from __future__ import annotations

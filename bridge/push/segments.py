@@ -1,12 +1,12 @@
-"""The commands that wait in Pulsar for one device: their ids, in segments as they are stored. Pure.
+"""Segments: the ids of the commands that are parked in Pulsar for one device.
 
-An id is all that stays in memory; the payload stays in the commands topic, kept by a hold. The ids are stored in the
-cursors partition under keys of their own, at most 256 in each, and only the last one is ever written again (H29). A
-segment belongs to the owner that began it: a later owner reads it and removes it, and appends to segments of its own,
-so that a write of a former owner that is stored late replaces nothing.
+Only the ids stay in memory; the messages stay in the commands topic, kept by a retention subscription. Push stores the ids
+in the cursors partition under keys of their own, at most 256 in each, and writes only the last segment again (H29). A
+segment belongs to the owner that began it: a later owner reads it and removes it, and appends to segments of its own, so a
+late write of a former owner replaces nothing.
 
-A command that waits for very long is copied to a topic of its own (``moving``). It keeps the position by which it is
-known; where its copy stands is told beside it, in a segment of a version of its own, which an older reader refuses.
+A command that is parked for very long is copied to a topic of its own (``relocation``). It keeps its position; the position
+of its copy is stored beside it, in a segment of a second version.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Parked:
                     merged[one.position] = one._replace(
                         maybe_seen=one.maybe_seen or known.maybe_seen,
                         resend=one.resend or known.resend,
-                        # What is sent once more names where it was found: a copy from before may be let go of.
+                        # A command that is sent again names where it was found: an earlier copy may be trimmed.
                         copy=one.copy or known.copy
                         if one.resend == known.resend
                         else (one if one.resend else known).copy,
@@ -367,7 +367,7 @@ class Parked:
         flat = array("q")
         for one in ids:
             flat.extend(one.numbers())
-        for segment in self._segments:  # what was before its first one is done with: its number is given anew
+        for segment in self._segments:  # what was before its first one is settled: its number is used again
             if segment.start is not None:
                 segment.start = max(segment.start, self._first)
         self._ids[0:0] = flat
@@ -425,7 +425,7 @@ class Parked:
         return self._encoded(begin, self.up_to(segment.last), segment.since_us)
 
     def stored(self) -> Iterator[tuple[str, bytes]]:
-        """Yield key and payload of each segment, as it may be stored once more. In this order no id is missing between
+        """Yield key and payload of each segment, to be stored again. In this order no id is missing between
         any two: one that former owners stored in several segments stands in the earliest of them then.
         """
         done = 0  # up to there all stands in those that were yielded

@@ -19,7 +19,7 @@ from bridge.push.states import PASSABLE, CommandEvent, CommandState, Mode
 __all__ = ["DUPLICATE", "Settlement"]
 
 DUPLICATE: Final = "this command id came before"
-_GIVEN_UP: Final = "recovered: given up before the push worker was replaced; its first receipt tells why"
+_GIVEN_UP: Final = "recovered: given up before the push worker was replaced; its first receipt has the reason"
 _OVERFLOW: Final = "an earlier command of the device overflowed"
 _RESENT: Final = "sent again: the device asked for it, or may not have had it"
 

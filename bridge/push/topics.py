@@ -1,9 +1,8 @@
-"""Looks every few seconds whether push's topics are still there, and makes anew what was deleted under it (H11).
+"""Watches push's topics, and re-creates deleted ones (H11).
 
-Pulsar makes no topic in our namespaces by itself, so producers and consumers of one that was deleted wait for it, and
-go on by themselves once it is there again. What a deleted cursors topic knew only its owners know: they are told, and
-write it down again. It may be made anew by others as well, between two looks; that shows in its ledgers, of which none
-is one that it had.
+Pulsar creates no topic in our namespaces by itself, so producers and consumers of a deleted topic wait, and continue when it
+exists again. Only the owners know what a deleted cursors topic contained: they are notified, and write it again. Another
+program may re-create it between two looks; that shows in its ledgers, none of which it had before.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class TopicWatch:
         self._forgotten = forgotten
         self._had: dict[str, int] = {}
         """Topic to the number of its partitions."""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         """Topics that are gone and cannot be made."""
         self._ledgers: set[int] = set()
 
@@ -55,16 +54,16 @@ class TopicWatch:
                 count = self._make_again(replace(need, partitions=self._had[need.topic]))
             if need.topic == self._commands and 0 < self._had.get(need.topic, 0) < count:
                 log.error(
-                    "topic has more partitions than before: nobody pushes what is in the new ones, and devices change "
-                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), start all "
-                    "push processes anew",
+                    "topic has more partitions than before: no push process owns the new ones, and devices change "
+                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), restart all "
+                    "push processes",
                     topic=need.topic,
                     partitions=count,
                     before=self._had[need.topic],
                 )
             if count:
                 self._had[need.topic] = count
-                self._said.discard(need.topic)
+                self._reported.discard(need.topic)
         ledgers = {int(ledger["ledgerId"]) for ledger in self._admin.internal_stats(self._cursors)["ledgers"]}
         if self._ledgers and ledgers and not ledgers & self._ledgers:
             self._forgotten()
@@ -82,11 +81,11 @@ class TopicWatch:
         count = self._admin.partition_count(need.topic)
         if count:
             log.warning(
-                "topic was deleted, and with it what it held; it is made anew: see who deletes it",
+                "topic was deleted with its messages, and push re-created it. Action: see which program deletes it",
                 topic=need.topic,
             )
-        elif need.topic not in self._said:
-            self._said.add(need.topic)
+        elif need.topic not in self._reported:
+            self._reported.add(need.topic)
             log.warning(
                 "topic was deleted, commands wait until it is there again; run these commands",
                 topic=need.topic,
@@ -100,7 +99,7 @@ class TopicWatch:
 def watching_topics(
     settings: Settings, health: Health, partition: int, forgotten: Callable[[], None]
 ) -> Iterator[None]:
-    """Keep push's topics there while the block runs. With ``pulsar.provision: off`` nobody looks.
+    """Keep push's topics there while the block runs. Does nothing with ``pulsar.provision: off``.
 
     ``partition`` is one of the cursors, ``forgotten`` as ``TopicWatch`` takes it; it is called on a thread of its own.
     """

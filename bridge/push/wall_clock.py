@@ -1,9 +1,9 @@
 """Whether the host's clock was set back while a partition was ours.
 
-The core tells time in µs since the epoch, since expiries and signs of life come in it. A clock that goes back makes
-every wait that began before longer by as much: set back by an hour, a parked device is deaf for that hour, since its
-signs of life seem older than its absence. What was timed is given up then, and begun anew from what is stored. A clock
-that goes forward ends waits early, which costs a repetition at most.
+The core gets the time in µs since the epoch, because expiries and signs of life have it. A clock that is set back makes
+every wait that began before longer: after an hour back, a parked device ignores signs of life for an hour, because they
+seem older than its absence. So the session ends, and the partition is taken over again from what is stored. A clock that is
+set forward ends waits early, which costs a repetition at most.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _STEP_S: Final = 1.0
 
 
 class WallClock:
-    """Looks whether the clock was set back since it was made."""
+    """Detects whether the clock was set back since it was made."""
 
     def __init__(self) -> None:
         self._ahead_s = _ahead_s()
 
     def was_set_back(self, partition: int) -> bool:
-        """Return whether the clock was set back, and say so."""
+        """Return whether the clock was set back, and log it."""
         back_s = self.set_back_s()
         if back_s:
             log.warning(
-                "the clock was set back, the partition is taken over anew; see what keeps this host's time",
+                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
                 partition=partition,
                 seconds=round(back_s, 1),
             )

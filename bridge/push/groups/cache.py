@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from bridge.contract.commands import CommandPosition
 
-__all__ = ["PayloadCache", "Told"]
+__all__ = ["Deliver", "PayloadCache"]
 
-Told = Callable[[CommandPosition, bytes | None], None]
+Deliver = Callable[[CommandPosition, bytes | None], None]
 """Called with a payload that was waited for, None when Pulsar does not have it any more. On the fetching thread."""
 
 
@@ -37,7 +37,7 @@ class PayloadCache:
         self._fetch = fetch
         self._lock = threading.Lock()
         self._kept: OrderedDict[CommandPosition, bytes] = OrderedDict()
-        self._waiting: dict[CommandPosition, list[Told]] = {}
+        self._waiting: dict[CommandPosition, list[Deliver]] = {}
         self._bytes = 0
 
     @property
@@ -45,8 +45,8 @@ class PayloadCache:
         """What is kept, in bytes; never above the limit."""
         return self._bytes
 
-    def ask(self, position: CommandPosition, told: Told) -> bytes | None:
-        """Return the payload, or None; then ``told`` is called once, later."""
+    def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
+        """Return the payload, or None; then ``deliver`` is called once, later."""
         with self._lock:
             payload = self._kept.get(position)
             if payload is not None:
@@ -56,10 +56,10 @@ class PayloadCache:
             waiting = self._waiting.get(position)
             if waiting is not None:
                 self._hit()
-                waiting.append(told)
+                waiting.append(deliver)
                 return None
             self._missed()
-            self._waiting[position] = [told]
+            self._waiting[position] = [deliver]
         self._fetch(position)
         return None
 
@@ -73,5 +73,5 @@ class PayloadCache:
                 while self._bytes > self._limit:
                     _, gone = self._kept.popitem(last=False)
                     self._bytes -= len(gone)
-        for told in waiting:
-            told(position, payload)
+        for deliver in waiting:
+            deliver(position, payload)

@@ -82,7 +82,7 @@ class GroupOwner:
         self._thread.join()
 
     def roster_aged(self) -> bool:
-        """Have the records of the roster written once more. Returns whether they are ours to write. From any thread."""
+        """Have the records of the roster written again. Returns whether this process owns it. From any thread."""
         session = self._session
         if session is not None:
             session.aged.set()
@@ -124,7 +124,7 @@ class GroupOwner:
         patient = pulsar.model_copy(update={"operation_timeout_s": min(pulsar.operation_timeout_s, 5.0)})
         with PulsarClient(patient) as client:
             if not client.partitioned(pulsar.system_topic(GROUP_ROSTER_TOPIC)):
-                # Only where nobody provisions by itself: who made the other topics may not know of these yet.
+                # Only without provisioning: the operator that made the other topics may not know of these yet.
                 self._part.stands_by("the topics of groups are not there: run `pulsebridge provision`")
                 self._stopping.wait(_ABSENT_S)
                 return

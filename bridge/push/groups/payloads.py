@@ -19,7 +19,7 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, partition_name
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import PulsarClient
-from bridge.push.groups.cache import PayloadCache, Told
+from bridge.push.groups.cache import Deliver, PayloadCache
 from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.position_reader import NothingComes, PositionReader
 from bridge.push.threads import reporting_failure
@@ -62,12 +62,12 @@ class Payloads:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def ask(self, position: CommandPosition, told: Told) -> bytes | None:
-        """Return the payload of the group command at ``position``, or None; then ``told`` is called once, later."""
-        return self._cache.ask(position, told)
+    def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
+        """Return the payload of the group command at ``position``, or None; then ``deliver`` is called once, later."""
+        return self._cache.ask(position, deliver)
 
     def close(self) -> None:
-        """End the thread; who still waits is told nothing."""
+        """End the thread; what is still waited for is not delivered."""
         self._closing.set()
         self._wanted.put(None)
         if self._thread is not None:
@@ -124,7 +124,7 @@ class Payloads:
                 continue
             if message is None and not self._closing.is_set():
                 log.error(
-                    "the payload of a group command is not in Pulsar any more, see the receipts: let nobody clear the "
+                    "the payload of a group command is not in Pulsar any more, see the receipts: never clear the "
                     "backlog of pulsebridge-groups",
                     position=str(position),
                 )

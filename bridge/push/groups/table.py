@@ -53,7 +53,7 @@ class MemberTable:
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
 
     def _load(self) -> MessageId:
-        """Read the compacted view. What stands behind what is trimmed but for that view, nobody reads any more."""
+        """Read the compacted view. Records that only this view still has are not read by later reads."""
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:

@@ -8,18 +8,18 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.compaction import Ages, Followed, Held, Kept, Place, compacted_away, is_before
+from bridge.push.compaction import LogPosition, LogRecord, Move, RewriteSchedule, ViewRecord, compacted_away, is_before
 
 keys = st.lists(st.integers(0, 5), max_size=40)
 
 
-def place(number: int) -> Place:
+def place(number: int) -> LogPosition:
     return 1 + number // 7, number % 7, -1
 
 
-def held_from(log: list[int], start: int) -> Iterator[Held]:
+def held_from(log: list[int], start: int) -> Iterator[LogRecord]:
     identity: Any = None
-    return (Held(place(n), identity) for n in range(start, len(log)))
+    return (LogRecord(place(n), identity) for n in range(start, len(log)))
 
 
 @given(keys, st.data())
@@ -30,29 +30,29 @@ def test_h24_a_hold_moves_to_what_compaction_took_away_last_and_never_beyond_the
     start = data.draw(st.integers(0, len(log)))
     last = {key: n for n, key in enumerate(log[:horizon])}
     kept = [n for n in range(start, len(log)) if n >= horizon or last[log[n]] == n]
-    found = [one.place for one in compacted_away([place(n) for n in kept], held_from(log, start))]
+    found = [one.position for one in compacted_away([place(n) for n in kept], held_from(log, start))]
     gone = [n for n in range(start, len(log)) if n not in kept and kept and n < kept[-1]]
     assert found == [place(n) for n in gone]
     assert not found or found[-1] < place(horizon)
 
 
-def counted(taken: list[Place], start: int = 0) -> Iterator[Held]:
+def counted(taken: list[LogPosition], start: int = 0) -> Iterator[LogRecord]:
     for one in held_from([0] * 10, start):
-        taken.append(one.place)
+        taken.append(one.position)
         yield one
 
 
 def test_no_more_is_taken_from_the_hold_than_the_view_reaches() -> None:
     """Beyond the present end the next message would have to be waited for."""
-    taken: list[Place] = []
-    assert [one.place for one in compacted_away([place(3), place(4)], counted(taken))][-1] == place(2)
+    taken: list[LogPosition] = []
+    assert [one.position for one in compacted_away([place(3), place(4)], counted(taken))][-1] == place(2)
     assert taken == [place(n) for n in range(5)]
 
 
 def test_whether_anything_was_compacted_away_is_known_with_the_first_that_was() -> None:
-    taken: list[Place] = []
+    taken: list[LogPosition] = []
     kept = iter([place(0), place(1), place(3), place(4)])
-    assert next(compacted_away(kept, counted(taken))).place == place(2)
+    assert next(compacted_away(kept, counted(taken))).position == place(2)
     assert taken == [place(n) for n in range(3)]
     assert list(kept) == [place(4)]
 
@@ -77,14 +77,14 @@ def test_within_one_entry_a_hold_stays_where_it_is() -> None:
 
 
 def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_again_for_six_hours() -> None:
-    ages, hour = Ages(), 3600.0
+    ages, hour = RewriteSchedule(), 3600.0
     now = 1_000 * hour
 
     def due(partition: str, age: float, at: float, *, passed: bool = False) -> bool:
-        oldest = Kept(place(int(at / hour) - 1000 if at >= now else 100), int((at - age) * 1000))
-        found = ages.due(partition, Followed(False, oldest, passed), at)
+        oldest = ViewRecord(place(int(at / hour) - 1000 if at >= now else 100), int((at - age) * 1000))
+        found = ages.due(partition, Move(False, oldest, passed), at)
         if found:
-            ages.asked(partition, oldest.place, at)
+            ages.asked(partition, oldest.position, at)
         return found
 
     assert not due("p0", 23 * hour, now)
@@ -94,17 +94,17 @@ def test_an_owner_is_asked_for_what_has_stood_for_a_day_or_is_passed_and_not_aga
     assert not due("p1", 1.0, now + 5 * hour, passed=True)
     assert due("p0", 31 * hour, now + 6 * hour)
     assert due("p0", 31 * hour, now - 48 * hour), "the clock was set back"
-    assert not ages.due("p2", Followed(), now)
+    assert not ages.due("p2", Move(), now)
 
 
 def test_an_owner_is_not_asked_for_ever_for_a_record_that_stays_where_it_is() -> None:
-    ages, hour = Ages(), 3600.0
+    ages, hour = RewriteSchedule(), 3600.0
 
-    def asked(oldest: Place) -> list[int]:
+    def asked(oldest: LogPosition) -> list[int]:
         found = []
         for look in range(1000):
             now = (1000 + look) * hour
-            if ages.due("p0", Followed(False, Kept(oldest, 0)), now):
+            if ages.due("p0", Move(False, ViewRecord(oldest, 0)), now):
                 found.append(ages.asked("p0", oldest, now))
         return found
 
