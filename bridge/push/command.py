@@ -41,6 +41,8 @@ class TrackedCommand:
     """It is among its device's parked commands although it is in flight and not acknowledged."""
     after_receipt: CommandEvent | None = None
     """What follows its receipt, where the receipt precedes the cursor."""
+    settled: bool = False
+    """Nothing was sent, and its receipt is written without waiting for the cursor."""
     size: int = 0
     """Bytes of its payload that count as pending; 0 for a pulled one."""
     given_up: tuple[str, str] | None = None

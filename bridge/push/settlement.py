@@ -115,6 +115,7 @@ class Settlement:
             self.settle_pulled(device, tracked, state, reason)
             return
         tracked.on(CommandEvent.SETTLE)
+        tracked.settled = True
         self._outbox.store_receipt(tracked, state, reason)
         self.pass_head(device)
 
@@ -143,7 +144,7 @@ class Settlement:
             device.ids.discard(tracked.command.command_id)
             if tracked.state is CommandState.SETTLED:
                 device.cursor.pass_over(tracked.position)
-                if tracked.pulled:  # no other record shows the next owner that it is settled
+                if tracked.pulled or tracked.listed:  # no other record shows that it is settled
                     device.cursor_write.unstored.append(tracked)
                     self._devices.mark_dirty(device)
                 continue
@@ -184,7 +185,7 @@ class Settlement:
         write.under_way = False
         stored, write.storing = write.storing, []
         for tracked in stored:
-            if tracked.pulled:
+            if tracked.pulled or tracked.settled:
                 continue  # it has its receipt, and its acknowledgement
             if tracked.given_up is None:
                 self._outbox.store_receipt(tracked, self._success(tracked), "")

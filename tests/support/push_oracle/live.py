@@ -242,7 +242,7 @@ class LiveCore(PartitionState):
         device.writing = False
         stored, device.storing = device.storing, []
         for item in stored:
-            if item.pulled:
+            if item.pulled or item.settled:
                 continue  # it has its receipt, and its acknowledgement
             if item.given_up is None:
                 self._receipt(item, "answered" if item.answered_at_us else "delivered", "")
@@ -370,6 +370,7 @@ class LiveCore(PartitionState):
             self._end_pulled(device, item, state, reason)
             return
         item.state = State.SETTLED
+        item.settled = True
         self._receipt(item, state, reason)
         self._settle_head(device)
 
@@ -398,7 +399,7 @@ class LiveCore(PartitionState):
             device.ids.discard(item.command.command_id)
             if item.state is State.SETTLED:
                 device.cursor.pass_over(item.position)
-                if item.pulled:  # nothing else tells the next owner that it is done
+                if item.pulled or item.listed:  # nothing else tells the next owner that it is done
                     device.unstored.append(item)
                     self._dirty[device.name] = device
                 continue

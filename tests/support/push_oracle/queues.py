@@ -113,6 +113,7 @@ class Item:
     """It stands in its device's list of parked ones although it is in flight and not acknowledged."""
     after: State | None = None
     """What it becomes once its receipt is stored, where the receipt comes first."""
+    settled: bool = False
     held_bytes: int = 0
     """The payload that it came with, in bytes, until it is acknowledged; a pulled one holds none."""
     given_up: tuple[str, str] | None = None

@@ -58,6 +58,14 @@ def test_no_long_walk_loses_reorders_or_repeats_unmarked(seed: int, limits: Limi
     play(PushWorld(limits), [(walk.choice(events), walk.randrange(1000)) for _ in range(300)])
 
 
+def test_h30_a_command_that_expires_after_its_device_was_spilled_leaves_the_parked_ones() -> None:
+    """Else the one behind it is read twice, and its device gets nothing more."""
+    walk = random.Random(39779)
+    events = [event for event in (*EVENTS, "write_bad") for _ in range(1 if event == "crash" else 4)]
+    limits = replace(LIMITS, window=2, pending=4, device_pending=2)
+    play(PushWorld(limits), [(walk.choice(events), walk.randrange(1000)) for _ in range(300)])
+
+
 # --- single steps ---
 
 
