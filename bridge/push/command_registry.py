@@ -5,10 +5,9 @@ from __future__ import annotations
 import heapq
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.push.actions import Ack
+from bridge.push.actions import Ack, Outbox
 from bridge.push.command import TrackedCommand
 from bridge.push.limits import Limits
-from bridge.push.outbox import Outbox
 from bridge.push.states import CommandEvent, CommandState
 
 __all__ = ["CommandRegistry"]

@@ -7,12 +7,38 @@ from typing import Final
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from bridge.contract import Receipt
-from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.partition import Partition
 
-__all__ = ["PartitionMetrics", "PushMetrics"]
+__all__ = ["GroupMetrics", "PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
+
+
+class GroupMetrics:
+    """The metrics of one push process that are about groups; see the help of each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
+
+        self.hits = counter(
+            "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
+        )
+        self.misses = counter("cache_misses", "Payloads of group commands that were read from Pulsar.")
+        self.kept = Gauge(
+            f"{_NAME}_cache_bytes",
+            "Payloads of group commands that are at hand, in bytes.",
+            registry=registry,
+        )
+        self.commands = counter("group_commands", "Group commands, by the state of their receipt.", "state")
+        self.entries = counter("group_entries", "Index entries written for members of groups.")
+        self.open = Gauge(
+            f"{_NAME}_group_open",
+            "Group commands that have not expired, where this process gives them to the members.",
+            registry=registry,
+        )
+
+
 _PARTITION: Final = ("partition",)
 _STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
 _LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Action
+from bridge.push.actions import Action, Outbox
 from bridge.push.command_registry import CommandRegistry
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
@@ -36,7 +36,6 @@ from bridge.push.device import Devices
 from bridge.push.flights import Flights
 from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
-from bridge.push.outbox import Outbox
 from bridge.push.parking import Parking
 from bridge.push.presence import Presence
 from bridge.push.probes import Probes

@@ -25,11 +25,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
-from bridge.push.actions import Copy
+from bridge.push.actions import Copy, Outbox
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
-from bridge.push.outbox import Outbox
 from bridge.push.probes import Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
@@ -121,7 +120,7 @@ class Relocation:
         return idle and self._is_parked_for_long(device.parked, now_us)
 
     def _is_parked_for_long(self, parked: Parked, now_us: int) -> bool:
-        return parked.has_originals and now_us - parked.originals_since_us >= self._limits.move_after_us
+        return parked.originals > 0 and now_us - parked.originals_since_us >= self._limits.move_after_us
 
     # --- the copies ---
 
@@ -219,5 +218,5 @@ class Relocation:
         current = self._current
         if current is not None and current.number == number:
             self._current = None
-            if self._is_dormant(current) and current.parked.has_originals:
+            if self._is_dormant(current) and current.parked.originals:
                 self._names.appendleft(current.name)

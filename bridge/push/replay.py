@@ -5,23 +5,101 @@ Which devices are parked is the matter of ``parking``; ``probes`` decides when a
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Forget, Pull
+from bridge.push.actions import Forget, Outbox, Pull
 from bridge.push.command import TrackedCommand
 from bridge.push.command_registry import CommandRegistry
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
-from bridge.push.outbox import Outbox
-from bridge.push.replay_scheduler import PROBE_EVERY, ReplayScheduler
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import DUPLICATE, Settlement
 from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
 
-__all__ = ["Budget", "Replay"]
+__all__ = ["PROBE_EVERY", "Budget", "Replay", "ReplayScheduler"]
+
+PROBE_EVERY: Final = 8
+
+
+class _Entry(NamedTuple):
+    head: CommandPosition
+    name: str
+    device: Device
+
+
+class ReplayScheduler:
+    """Devices that want some of their parked commands, each once.
+
+    In which order the parked commands of devices are read.
+
+    They are read in rounds, each in the order of the log by the first command that each device still waits for: so reads lie
+    close together, with any number of devices. A device that wants more waits for the next round. One of eight turns is for
+    devices that are probed, in rounds of their own, so that they get their turn beside any number of online devices.
+    """
+
+    def __init__(self) -> None:
+        self._online, self._tried = _Rounds(), _Rounds()
+        self._turns = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._online or self._tried)
+
+    @property
+    def online(self) -> bool:
+        """Whether any of them gave a sign of life."""
+        return bool(self._online)
+
+    @property
+    def tried(self) -> int:
+        """How many of them are probed or swept."""
+        return len(self._tried)
+
+    def add(self, device: Device, head: CommandPosition) -> None:
+        """The device waits for commands from ``head`` on; its former entry is removed."""
+        tried = device.replay.tried
+        (self._online if tried else self._tried).discard(device)
+        (self._tried if tried else self._online).add(device, head)
+
+    def discard(self, device: Device) -> None:
+        """The device waits no more."""
+        self._online.discard(device)
+        self._tried.discard(device)
+
+    def next(self) -> Device:
+        """Remove and return the next device. Raises IndexError without one."""
+        self._turns += 1
+        tried = self._tried and (self._turns % PROBE_EVERY == 0 or not self._online)
+        return (self._tried if tried else self._online).next()
+
+
+class _Rounds:
+    def __init__(self) -> None:
+        self._round: list[_Entry] = []  # the last one is the next
+        self._following: list[_Entry] = []
+        self._entries: dict[str, _Entry] = {}  # others in the lists were removed
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, device: Device, head: CommandPosition) -> None:
+        entry = self._entries[device.name] = _Entry(head, device.name, device)
+        self._following.append(entry)
+
+    def discard(self, device: Device) -> None:
+        self._entries.pop(device.name, None)
+
+    def next(self) -> Device:
+        while True:
+            if not self._round:
+                self._round, self._following = sorted(self._following, key=lambda one: one[:2], reverse=True), []
+            entry = self._round.pop()
+            if self._entries.get(entry.name) is entry:
+                del self._entries[entry.name]
+                return entry.device
+
 
 _AHEAD: Final = 16
 """Parked commands of one device that are read and not settled."""
@@ -174,7 +252,7 @@ class Replay:
             if device.mode is not Mode.REPLAYING or count < 1:
                 continue
             wanted = tuple(parked.position(pulled + n) for n in range(count))
-            copies = tuple(parked.copy(pulled + n) for n in range(count))
+            copies = tuple(parked[pulled + n].copy for n in range(count))
             replay.coming += count
             self.coming += count
             # A probe costs as much as a turn of an online device: no device waits for it.

@@ -27,12 +27,11 @@ from enum import Enum
 from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
+from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox
 from bridge.push.command_registry import CommandRegistry
 from bridge.push.device import Device, Devices
 from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
-from bridge.push.outbox import Outbox
 from bridge.push.parking import Parking
 from bridge.push.replay import Replay
 from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
@@ -220,7 +219,7 @@ class Resume:
         # now the device itself reports. All of it is settled.
         removed += parked.finish(cursor.position)
         self._renew(device)
-        if not parked.has_originals:
+        if not parked.originals:
             parked.originals_since_us = now_us
         for one in found:
             self._retention.want(one.position, one.copy)

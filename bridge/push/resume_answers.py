@@ -28,14 +28,13 @@ from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
-from bridge.push.flights import Flights
+from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked, Found
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
-from bridge.push.suspects import CLOSES
 from bridge.settings import Settings
 
 __all__ = ["ANSWERS_AT_ONCE", "RefusalRate", "ResumeRequests"]

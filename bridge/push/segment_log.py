@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
+from bridge.push.actions import Outbox
 from bridge.push.command_registry import CommandRegistry
 from bridge.push.device import Device, Devices
-from bridge.push.outbox import Outbox
 from bridge.push.segments import Parked, ParkedId, segment_key
 
 __all__ = ["SegmentLog"]

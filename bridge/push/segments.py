@@ -54,7 +54,7 @@ class ParkedId(NamedTuple):
     maybe_seen: bool = False
     resend: bool = False
     copy: CommandPosition | None = None
-    """Where its copy stands in the topic of moved commands, None where it was not moved."""
+    """The position of its copy in the topic of relocated commands, None if it was not relocated."""
 
     def numbers(self) -> tuple[int, ...]:
         """Return it as it is stored."""
@@ -62,11 +62,11 @@ class ParkedId(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """What a stored segment says."""
+    """A stored segment."""
 
     ids: list[ParkedId]
     since_us: int
-    """When the first of them was parked, 0 where it does not say."""
+    """When the first of them was parked, 0 if unknown."""
 
 
 class _Segment:
@@ -93,7 +93,7 @@ class _Segment:
 
     @property
     def first(self) -> CommandPosition:
-        """What it has before stands in another one as well."""
+        """Earlier ids of it are in another segment as well."""
         return CommandPosition(*_PACKED.unpack(self._first))
 
     @first.setter
@@ -116,7 +116,7 @@ def segment_key(device: str, owner: str, number: int) -> str:
 
 
 def segment_device(key: str) -> str | None:
-    """Return whose segment is stored under ``key``, None when it is the key of none."""
+    """Return whose segment is stored under ``key``, None when it is not the key of a segment."""
     parts = key.split("\0", 3) if key.startswith(_PREFIX) else []
     return parts[3] if len(parts) == 4 and parts[3] else None
 
@@ -169,9 +169,9 @@ class Parked:
         "_copies",
         "_first",
         "_ids",
-        "_originals",
         "_segments",
         "copies_from",
+        "originals",
         "originals_since_us",
         "since_us",
     )
@@ -181,13 +181,14 @@ class Parked:
         self._first = 0  # number of the first one
         self._segments: list[_Segment] = []
         self.since_us = 0
-        """When the device went away: an earlier sign of life is none (H31)."""
+        """When the device was parked: an earlier sign of life does not count (H31)."""
         self._copies: array[int] | None = None  # of the copies, once there is one
-        self._originals = 0  # how many were not moved
+        self.originals = 0
+        """How many were not relocated."""
         self.originals_since_us = 0
-        """When the oldest that was not moved was parked, or earlier; 0 where all were."""
+        """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
         self.copies_from: CommandPosition | None = None
-        """No copy stands before it; None without copies."""
+        """No copy is before it; None without copies."""
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:
@@ -219,30 +220,17 @@ class Parked:
         return len(self._ids) // _WIDTH
 
     def __getitem__(self, index: int) -> ParkedId:
-        copy = self.copy(index)
-        numbers = self._ids[index * _WIDTH : (index + 1) * _WIDTH]
-        return _id_of(numbers, _NO_COPY if copy is None else copy)
-
-    def copy(self, index: int) -> CommandPosition | None:
-        """Return where the copy of one stands, None where it was not moved."""
-        if self._copies is None:
-            return None
-        copy = CommandPosition(*self._copies[index * _COPY_WIDTH : (index + 1) * _COPY_WIDTH])
-        return None if copy == _NO_COPY else copy
-
-    @property
-    def has_originals(self) -> bool:
-        """Whether any was not moved."""
-        return self._originals > 0
+        copies = () if self._copies is None else self._copies[index * _COPY_WIDTH : (index + 1) * _COPY_WIDTH]
+        return _id_of(self._ids[index * _WIDTH : (index + 1) * _WIDTH], copies or _NO_COPY)
 
     def first_original(self) -> int | None:
-        """Return the index of the oldest that was not moved, None when all were."""
-        if not self._originals:
+        """Return the index of the oldest that was not relocated, None when all were."""
+        if not self.originals:
             return None
         return 0 if self._copies is None else self._copies[::_COPY_WIDTH].index(-1)
 
     def to_relocate(self) -> list[CommandPosition]:
-        """Return the positions of the oldest that were not moved, as many as go into one segment."""
+        """Return the positions of the oldest that were not relocated, as many as go into one segment."""
         first = self.first_original()
         if first is None:
             return []
@@ -258,13 +246,13 @@ class Parked:
         new_key: Callable[[], str],
         now_us: int,
     ) -> tuple[list[str], list[str]] | None:
-        """Note where the copies of ``wanted`` stand, in segments of their own. Returns the keys of these, in the order in
-        which they are to be stored, and of those that they replace then; None when ``wanted`` is not what stands here.
+        """Note the positions of the copies of ``wanted``, in segments of their own. Returns the keys of these, in the order in
+        which they are to be stored, and of those that they replace then; None when ``wanted`` is not parked here.
         """
         first = self.find(wanted[0])
         if first is None or first + len(wanted) > len(self):
             return None
-        if self.position(first + len(wanted) - 1) != wanted[-1] or self.copy(first) is not None:
+        if self.position(first + len(wanted) - 1) != wanted[-1] or self[first].copy is not None:
             return None
         if self._copies is None:
             self._copies = array("q", _NO_COPY * len(self))
@@ -272,8 +260,8 @@ class Parked:
         self._copies[first * _COPY_WIDTH : last * _COPY_WIDTH] = array(
             "q", [number for copy in copies for number in copy]
         )
-        self._originals -= len(wanted)
-        self.originals_since_us = now_us if self._originals else 0
+        self.originals -= len(wanted)
+        self.originals_since_us = now_us if self.originals else 0
         self.copies_from = min((p for p in (self.copies_from, *copies) if p and p != GONE), default=None)
         return self._replace(first, last, new_key)
 
@@ -282,8 +270,8 @@ class Parked:
     ) -> tuple[list[str], list[str]]:
         """Put the ids from index ``first`` to before ``last`` into new segments, instead of those that end among them.
 
-        One of these may begin earlier, where former copies and what was not moved were stored together: then its earlier
-        ids go with them, for they may stand nowhere else.
+        One of these may begin earlier, where former copies and ids that were not relocated were stored together: then its earlier
+        ids go with them, because no other segment may have them.
         """
         begin, end = self.position(first), self.position(last - 1)
         replaced = [one for one in self._segments if begin <= one.last <= end]
@@ -293,18 +281,15 @@ class Parked:
         for one in left:
             if self.position(low) <= one.first <= end < one.last:
                 one.first = self.position(last)
-        made = [
-            self._fixed(new_key(), at, min(at + SEGMENT_IDS, last), since_us) for at in range(low, last, SEGMENT_IDS)
-        ]
+        made = []
+        for at in range(low, last, SEGMENT_IDS):
+            to = min(at + SEGMENT_IDS, last)
+            payload = self._encoded(at, to, since_us)  # it is not written again
+            made.append(_Segment(new_key(), self.position(at), self.position(to - 1), None, payload))
         at = sum(1 for one in left if one.last < begin)
         self._segments = left[:at] + made + left[at:]
         self._segments.sort(key=lambda one: one.last)
         return [one.key for one in made], [one.key for one in replaced]
-
-    def _fixed(self, key: str, begin: int, end: int, since_us: int) -> _Segment:
-        """Return a segment with the ids from index ``begin`` to before ``end``, which is not written again."""
-        payload = self._encoded(begin, end, since_us)
-        return _Segment(key, self.position(begin), self.position(end - 1), None, payload)
 
     def _encoded(self, begin: int, end: int, since_us: int) -> bytes:
         copies = None if self._copies is None else self._copies[begin * _COPY_WIDTH : end * _COPY_WIDTH]
@@ -342,11 +327,11 @@ class Parked:
         return low
 
     def key_of(self, position: CommandPosition) -> str:
-        """Return the key of the segment in which a parked command stands."""
+        """Return the key of the segment that has a parked command."""
         return next(segment.key for segment in self._segments if segment.last >= position)
 
     def renew(self, new_key: Callable[[], str]) -> tuple[list[str], list[str]]:
-        """Put into new segments what stands with something that is done, so that no stored form says anything of that.
+        """Put ids that are stored together with settled ones into new segments, so that no stored segment names those.
         Returns the keys of these, in the order in which they are to be stored, and of those that they replace then.
         """
         stale = [self.up_to(one.last) for one in self._segments if one.first < self.position(0)]
@@ -363,7 +348,7 @@ class Parked:
             self._ids[index * _WIDTH + _WIDTH - 1] |= 1
 
     def prepend(self, ids: list[ParkedId], key: str) -> None:
-        """Put what stands before all others into a segment of its own."""
+        """Put ids that precede all others into a segment of their own."""
         flat = array("q")
         for one in ids:
             flat.extend(one.numbers())
@@ -378,7 +363,7 @@ class Parked:
             self._copies[0:0] = copies
         made = [one.copy for one in ids if one.copy not in (None, GONE)]
         self.copies_from = min((p for p in (self.copies_from, *made) if p), default=None)
-        self._originals += sum(1 for one in ids if one.copy is None)
+        self.originals += sum(1 for one in ids if one.copy is None)
         self._first -= len(ids)
         self._segments.insert(
             0,
@@ -394,8 +379,8 @@ class Parked:
     def _put(self, one: ParkedId, now_us: int) -> None:
         self._ids.extend(one.numbers())
         if one.copy is None:
-            self.originals_since_us = self.originals_since_us if self._originals else now_us
-            self._originals += 1
+            self.originals_since_us = self.originals_since_us if self.originals else now_us
+            self.originals += 1
         else:
             if one.copy != GONE:
                 self.copies_from = min(self.copies_from or one.copy, one.copy)
@@ -417,7 +402,7 @@ class Parked:
         return last.key
 
     def payload(self, key: str) -> bytes | None:
-        """Return a segment as it is to be stored, None when it is not there any more."""
+        """Return a segment as it is to be stored, None when it does not exist any more."""
         segment = next((one for one in self._segments if one.key == key), None)
         if segment is None or segment.start is None:
             return None if segment is None else segment.fixed
@@ -441,19 +426,19 @@ class Parked:
             yield segment.key, payload
 
     def finish(self, position: CommandPosition) -> list[str]:
-        """Forget all at or below ``position``. Returns the keys of the segments that are done with."""
+        """Forget all at or below ``position``. Returns the keys of the segments that have no other ids."""
         count = 0
         while count < len(self) and self.position(count) <= position:
             count += 1
         del self._ids[: count * _WIDTH]
         if self._copies is None:
-            self._originals -= count
+            self.originals -= count
         else:
-            self._originals -= self._copies[: count * _COPY_WIDTH : _COPY_WIDTH].count(-1)
+            self.originals -= self._copies[: count * _COPY_WIDTH : _COPY_WIDTH].count(-1)
             del self._copies[: count * _COPY_WIDTH]
-            if self._originals == len(self):
+            if self.originals == len(self):
                 self._copies = self.copies_from = None
-        if not self._originals:
+        if not self.originals:
             self.originals_since_us = 0
         self._first += count
         done = [segment.key for segment in self._segments if segment.last <= position]

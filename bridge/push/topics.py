@@ -7,23 +7,24 @@ program may re-create it between two looks; that shows in its ledgers, none of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, partition_name
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.health import Health
-from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.provisioning import create_topic
 from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
 from bridge.pulsar.watch import Watch
+from bridge.push.metrics import PartitionMetrics
 from bridge.settings import Settings
 
-__all__ = ["TopicWatch", "watching_topics"]
+__all__ = ["TopicWatch", "backlogs", "watching_lag", "watching_topics"]
 
 log = structlog.get_logger("push")
 
@@ -114,3 +115,45 @@ def watching_topics(
         watch = TopicWatch(admin, partition, forgotten)
         with Watch("push-topics", _EVERY_S, watch.look, over=lambda: health.ending, failed=failed):
             yield
+
+
+_BACKLOG_EVERY_S: Final = 15.0
+
+
+def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int, int]:
+    """Return the commands that are not acknowledged, by partition, from the topic's partitioned statistics. Pure."""
+    found = {}
+    for number in range(partitions):
+        one = (stats.get("partitions") or {}).get(partition_name(topic, number), {})
+        subscription = (one.get("subscriptions") or {}).get(PUSH_SUBSCRIPTION)
+        if subscription is not None:
+            found[number] = int(subscription["msgBacklog"])
+    return found
+
+
+@contextmanager
+def watching_lag(settings: Settings, health: Health, partitions: Mapping[int, PartitionMetrics]) -> Iterator[None]:
+    """Show the backlog of the partitions that are owned here while the block runs, if an endpoint shows metrics.
+
+    Pulsar's admin reports it now and then; push itself knows what it has received. If the cluster does not let push read
+    statistics, the metric is missing, and nothing else changes.
+    """
+    if settings.metrics.port == 0:
+        yield
+        return
+    topic = settings.pulsar.system_topic(COMMANDS_TOPIC)
+
+    def ask() -> None:
+        stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
+        for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
+            if number in partitions:
+                partitions[number].lag(lag)
+
+    def failed(error: PulsebridgeError) -> None:
+        log.debug("the lag is not known", why=error.what)
+
+    with (
+        PulsarAdmin(settings.pulsar, timeout_s=5.0) as admin,
+        Watch("push-lag", _BACKLOG_EVERY_S, ask, over=lambda: health.ending, failed=failed),
+    ):
+        yield

@@ -17,10 +17,9 @@ from bridge.pulsar.watch import watching_pulsar
 from bridge.push.compaction import watching_compaction
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
-from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
 from bridge.push.supervisor import PartitionSupervisor
-from bridge.push.topics import watching_topics
+from bridge.push.topics import watching_lag, watching_topics
 from bridge.settings import Settings
 
 __all__ = ["PushWorker"]

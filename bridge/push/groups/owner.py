@@ -34,8 +34,8 @@ from bridge.push.groups.expanding import (
 )
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
-from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.table import KnownDevices, MemberTable
+from bridge.push.metrics import GroupMetrics
 from bridge.push.stored_message import position_of
 from bridge.settings import Settings
 

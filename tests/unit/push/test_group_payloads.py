@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry
 from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
 from bridge.push.actions import Push
-from bridge.push.groups.cache import PayloadCache
 from bridge.push.groups.indexed import Indexed, Lost
-from bridge.push.groups.metrics import GroupMetrics
-from bridge.push.groups.payloads import Payloads
+from bridge.push.groups.payloads import PayloadCache, Payloads
+from bridge.push.metrics import GroupMetrics
 from bridge.push.position_reader import PositionReader
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage

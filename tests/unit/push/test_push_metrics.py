@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from bridge.contract import PUSH_SUBSCRIPTION, Receipt
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.lag import backlogs
 from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
+from bridge.push.topics import backlogs
 
 TOPIC = "persistent://public/system/commands"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.push.cursor import Cursor
 from bridge.push.device import Device
-from bridge.push.replay_scheduler import ReplayScheduler
+from bridge.push.replay import ReplayScheduler
 
 
 def a_device(name: str, *, probing: bool = False) -> Device:

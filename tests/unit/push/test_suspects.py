@@ -12,9 +12,9 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.refusals import perhaps_for_a_packet
 from bridge.mqtt.types import Disconnected
 from bridge.push.actions import DeadLetter, Push, StoreReceipt
+from bridge.push.flights import SHORT_US
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
-from bridge.push.suspects import SHORT_US
 from tests.support.push_world import SECOND, PushWorld
 from tests.unit.push.test_core import EVENTS, play, steps
 
