@@ -1,1 +1,24 @@
-"""The push tier: commands from Pulsar to the devices over MQTT, in order per device, with a receipt for each."""
+"""Push: commands go from Pulsar to devices over MQTT, in order, with a receipt for each.
+
+Concepts, one name each:
+
+- *position*: where a command is in its partition's log; a device gets it with a tag (``position_tags``).
+- *command*: a message for one device; ``command`` and ``command_registry`` track it from its arrival to its receipt.
+- *device*: queue, cursor and parked commands of one name (``device``).
+- *mode*: whether a device is LIVE, PARKED or REPLAYING (``states``).
+- *flight*: a push that the MQTT broker has not confirmed (``flights``).
+- *action*: what the core asks the shell to do (``actions``, ``effects``).
+- *cursor*: up to which position a device's commands are settled (``cursor``, ``cursor_log``).
+- *segment*: stored ids of parked commands (``segments``, ``segment_log``).
+- *receipt*: the final state of a command, for its writer (``settlement``, ``receipt_log``).
+- *retention*: up to where Pulsar may trim (``retention``, ``retention_mover``, ``compaction``).
+- *owner*: the one process that pushes a partition's commands (``standby``, ``owner``, ``ownership``).
+- *presence*: signs of life and of absence (``presence``, ``presence_log``, ``probes``).
+- *resume*: a device asks for all that comes after a position (``resume``, ``resume_answers``, ``request_log``).
+- *group entry*: a command of a group, as an index into the group's log (``groups``).
+- *relocation*: commands that are parked for long move to a topic of their own (``relocation``).
+
+The core decides and has no socket, thread or clock: ``partition`` routes events over components that each own their state.
+The shell has them: for each partition ``supervisor`` runs one session after another. In a session a ``standby`` waits for
+the ownership over its ``connection``, and becomes an ``owner``, which hands events to the core and begins its actions.
+"""

@@ -1,4 +1,4 @@
-"""What the core of a partition asks its shell to do. Plain data; each names the event that answers it."""
+"""Actions: what a partition asks its shell to do. Each names the event that answers it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
+from bridge.push.command import TrackedCommand, receipt_of
 from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "DropRequest",
     "FindCommands",
     "Forget",
+    "Outbox",
     "Pull",
     "Push",
     "StoreCursor",
@@ -64,7 +66,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Acknowledge the message at ``position`` on the commands subscription. It is not held any more."""
+    """Acknowledge the message at ``position`` on the commands subscription. Push does not track it any more."""
 
     position: CommandPosition
 
@@ -77,53 +79,53 @@ class StoreSegment:
     payload: bytes
     parked: tuple[CommandPosition, ...] = ()
     """What may be acknowledged once this is stored: writes are stored in their order."""
-    move: int = 0
-    """The move that ends with this, 0 for none. Answer: ``move_stored(move)``, besides."""
+    relocation: int = 0
+    """The relocation that ends with this, 0 for none. Second answer: ``Relocation.stored(relocation)``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, round, position, …)``."""
+    """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, epoch, position, …)``."""
 
     device: str
-    round: int
+    epoch: int
     positions: tuple[CommandPosition, ...]
-    places: tuple[CommandPosition | None, ...]
-    """For each, where its copy stands among the moved commands, None where it was not moved."""
-    unheard: bool = False
-    """Whether the device is tried, or swept, and not back: then this stands anywhere in the log."""
+    copies: tuple[CommandPosition | None, ...]
+    """For each the position of its copy in the topic of relocated commands, None if it was not relocated."""
+    probing: bool = False
+    """Whether the device is probed or swept, without a sign of life: then this stands anywhere in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy parked commands to the topic of the moved ones, in order. Answer: ``copied(move, places)``, or
-    ``copy_failed(move)``.
+    """Copy parked commands to the topic of relocated commands, in order. Answer: ``Relocation.copied(relocation, copies)``,
+    or ``Relocation.copy_failed(relocation)``.
     """
 
-    move: int
+    relocation: int
     positions: tuple[CommandPosition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A command that was pulled is done with, or waits in Pulsar again."""
+    """A command that was pulled is settled, or waits in Pulsar again: its message is not needed any more."""
 
     position: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
 class FindCommands:
-    """Find the commands of a device in Pulsar: after one place, up to another. Answer: ``found(device, round, …)``."""
+    """Find the commands of a device in Pulsar: after one position, up to another. Answer: ``Resume.found``."""
 
     device: str
-    round: int
+    epoch: int
     after: CommandPosition
     until: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """Tell the device what became of its request, then acknowledge the request."""
+    """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``."""
 
     request: ResumeRequest
     answer: ResumeAnswer
@@ -150,3 +152,56 @@ Action = (
     | AnswerRequest
     | DropRequest
 )
+
+
+class Outbox:
+    """Actions in the order in which the shell is to begin them."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self._actions: list[Action] = []
+        self.writes = 0
+        """Writes that Pulsar has not answered."""
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+    def take(self) -> list[Action]:
+        """Return the actions and forget them."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def add(self, action: Action) -> None:
+        """Add an action that no write answers."""
+        self._actions.append(action)
+
+    def stored(self) -> None:
+        """Pulsar has answered a write."""
+        self.writes -= 1
+
+    def store_cursor(self, device: str, records: tuple[tuple[str, bytes], ...]) -> None:
+        """Write a device's cursor."""
+        self._write(StoreCursor(device, records))
+
+    def store_receipt(self, tracked: TrackedCommand, state: str, reason: str) -> None:
+        """Write the receipt of a command, which needs its payload no more."""
+        self._write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
+        tracked.drop_payloads()
+
+    def store_dead_letter(self, position: CommandPosition, device: str, reason: str) -> None:
+        """Write a message to the dead letters."""
+        self._write(DeadLetter(position, device, reason))
+
+    def store_segment(
+        self, key: str, payload: bytes, parked: tuple[CommandPosition, ...] = (), *, relocation: int = 0
+    ) -> None:
+        """Write a segment."""
+        self._write(StoreSegment(key, payload, parked, relocation))
+
+    def remove_segment(self, key: str) -> None:
+        """Remove a segment."""
+        self._write(StoreSegment(key, b""))
+
+    def _write(self, action: Action) -> None:
+        self.writes += 1
+        self._actions.append(action)

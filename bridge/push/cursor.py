@@ -1,11 +1,12 @@
-"""A device's cursor: up to where its commands are settled, and which command ids it has had lately.
+"""A device's cursor: up to which position its commands are settled, and which command ids it had lately.
 
-Pure. A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of
-the device at or below ``position`` are settled: delivered, expired, a repetition, or in the dead letters.
+A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of the device at
+or below ``position`` are settled: delivered, expired, a duplicate, or in the dead letters.
 
-It is written for each command, and the ids in it are by far its largest part. So it has the latest ones alone; the others
-stand in a record apart (``ids_key``), which is written before the cursor that leaves them out, and names none that no
-cursor has named before: died in between, some are in both, and no id is known without what else its cursor says.
+Push writes the cursor for each command, and the ids are by far its largest part. So the cursor has the latest ids alone; the
+others are in a record apart (``ids_key``). Push writes that record before the cursor that leaves them out, and the record
+names no id that no cursor has named before. After a crash in between some ids are in both, and no id is known without the
+rest of its cursor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from bridge.contract import CURSOR_VERSION
@@ -29,18 +30,18 @@ from bridge.contract.decoding import (
     json_record,
 )
 from bridge.errors import ContractError
-from bridge.push.parked import ParkedId
 from bridge.push.position_tags import SECRET_BYTES
-from bridge.push.remembered import RememberedIds
+from bridge.push.remembered_ids import RememberedIds
+from bridge.push.segments import ParkedId
 
 __all__ = [
     "BEFORE_ALL",
+    "MAX_UNPROVEN",
     "OWNER_KEY",
-    "SURE",
     "TERM_KEY",
     "Cursor",
     "OwnerRecord",
-    "Sure",
+    "Unproven",
     "ids_device",
     "ids_key",
     "read_term",
@@ -51,21 +52,20 @@ OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
 
 TERM_KEY: Final = "\0term"
-"""Key of the record with which an owner begins: behind it nobody else has a word, and what stands there of another is late.
+"""Key of the record with which an owner begins its term: behind it only this owner's records count; others are late.
 
-It is not the record under ``OWNER_KEY``: that one a former owner writes as well, when it looks whether it was replaced.
+It differs from ``OWNER_KEY``, because a former owner writes that record as well, to see whether it was replaced.
 """
 
 _IDS_PREFIX: Final = "\0ids\0"
-_READ: Final = (1, CURSOR_VERSION)
 _OWNER_VERSION: Final = 1
 _TERM_VERSION: Final = 1
 
-SURE: Final = 16
+MAX_UNPROVEN: Final = 16
 """So many commands of a device that the broker confirmed are remembered in case they did not arrive (H26)."""
 
 
-class Sure(NamedTuple):
+class Unproven(NamedTuple):
     """A command that the broker confirmed at ``at_us``, as it is parked should the device turn out to be away."""
 
     one: ParkedId
@@ -84,7 +84,7 @@ def ids_device(key: str) -> str | None:
 
 def _again(ledger: int, entry: int, index: int, expires_at_ms: int) -> ParkedId:
     position = CommandPosition(*checked_position((ledger, entry, index)))
-    return ParkedId(position, checked_whole(expires_at_ms), maybe_seen=True, unsure=True)
+    return ParkedId(position, checked_whole(expires_at_ms), maybe_seen=True, resend=True)
 
 
 def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
@@ -94,7 +94,7 @@ def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
 
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids and more of the last days, see
-    ``bridge.push.remembered``.
+    ``bridge.push.remembered_ids``.
     """
 
     __slots__ = (
@@ -102,35 +102,35 @@ class Cursor:
         "_ids",
         "_unnamed",
         "_written",
-        "again",
-        "again_from",
-        "back",
         "capacity",
         "delivered_at_ms",
-        "had_to",
+        "maybe_seen_to",
+        "online",
         "position",
-        "sure",
+        "resend",
+        "resend_from",
+        "unproven",
     )
 
     def __init__(self, capacity: int, position: CommandPosition = BEFORE_ALL) -> None:
         self.capacity = capacity
         self.position = position
-        self.again_from: CommandPosition | None = None
-        """Parked commands above it are still to be pushed although they are below ``position``: the broker had
-        them, and the device perhaps not (H26). None: what is parked is above ``position``."""
-        self.again: list[ParkedId] = []
-        """Those of them, until they are pushed: their segments may not be stored when the owner dies."""
-        self.sure: list[Sure] = []
-        """What the broker confirmed lately without a sign of life of the device since: the last ``SURE``, in order."""
+        self.resend_from: CommandPosition | None = None
+        """Parked commands above it are to be sent although they are below ``position``: the broker had them, and the device
+        perhaps not (H26). None: all that is parked is above ``position``."""
+        self.resend: list[ParkedId] = []
+        """These commands, until they are sent: their segments may not be stored when the owner dies."""
+        self.unproven: list[Unproven] = []
+        """What the broker confirmed lately without a sign of life of the device since: the last ``MAX_UNPROVEN``, in order."""
         self._written = False
         self.delivered_at_ms = 0
-        """When the device's last command was confirmed, in ms since the epoch; 0 where none was, or nobody noted it."""
-        self.back = False
-        """The device was heard of after its commands were parked, and has not gone again: an owner that dies while it
-        sends them leaves that to the next."""
-        self.had_to: CommandPosition | None = None
-        """The device may have had everything up to there, however far ``position`` is behind: a former owner wrote this
-        cursor late, and what its successor settled is not known any more (H23). None: nothing is unclear."""
+        """When the device's last command was confirmed, in ms since the epoch; 0 if none was, or unknown."""
+        self.online = False
+        """The device gave a sign of life after its commands were parked, and no sign of absence since: an owner that dies
+        while it sends them leaves the rest to the next one."""
+        self.maybe_seen_to: CommandPosition | None = None
+        """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
+        late, and the records of its successor are lost (H23). None: nothing is uncertain."""
         self._ids = RememberedIds(capacity)
         self._fresh = 0  # so many of the last ones stand in no record apart
         self._unnamed = 0  # so many of the last ones were in no record yet
@@ -146,49 +146,49 @@ class Cursor:
     @property
     def done(self) -> CommandPosition:
         """Parked commands at or below it need no push any more."""
-        return self.position if self.again_from is None else self.again_from
+        return self.position if self.resend_from is None else self.resend_from
 
     @property
-    def says_anything(self) -> bool:
-        """Whether it says more than a new one, or has a record that is to stand no longer than the others."""
-        said = self.position > BEFORE_ALL or self.again_from is not None or bool(self._ids) or self.back
-        return said or self._written
+    def has_state(self) -> bool:
+        """Whether it differs from a new cursor, or has a record in Pulsar."""
+        has = self.position > BEFORE_ALL or self.resend_from is not None or bool(self._ids) or self.online
+        return has or self._written
 
-    def may_have_had(self, position: CommandPosition) -> bool:
-        """Whether a successor of whoever wrote this cursor may have sent the command at ``position``."""
-        return self.had_to is not None and position <= self.had_to
+    def maybe_seen(self, position: CommandPosition) -> bool:
+        """Return whether a successor of the writer of this cursor may have sent the command at ``position``."""
+        return self.maybe_seen_to is not None and position <= self.maybe_seen_to
 
     def pass_over(self, position: CommandPosition) -> None:
         """Move to ``position``: whatever is at or below it needs no push any more."""
         self.position = max(self.position, position)
-        if self.again_from is not None:
-            self.again_from = position if self.again_from < position < self.position else self.again_from
+        if self.resend_from is not None:
+            self.resend_from = position if self.resend_from < position < self.position else self.resend_from
             if position >= self.position:
-                self.again_from = None
-            self.again = [one for one in self.again if self.again_from and one.position > self.again_from]
+                self.resend_from = None
+            self.resend = [one for one in self.resend if self.resend_from and one.position > self.resend_from]
 
-    def go_back(self, again: list[ParkedId]) -> None:
-        """These are to be pushed once more; they are parked, in order, and what is parked comes behind them."""
-        before = again[0].position
-        self.again_from = before._replace(batch_index=before.batch_index - 1)
-        self.again = again
+    def resend_parked(self, resend: list[ParkedId]) -> None:
+        """Send these commands again; they are parked, in order, before what is parked already."""
+        before = resend[0].position
+        self.resend_from = before._replace(batch_index=before.batch_index - 1)
+        self.resend = resend
 
     def replay_from(self, first: CommandPosition | None) -> None:
-        """Parked commands from ``first`` on are to be pushed once more, and no others; their segments are stored before
-        this cursor is. None: none of them.
+        """Send the parked commands from ``first`` on again, and no others; their segments are stored before this cursor.
+        None: none of them.
         """
-        self.again = []
-        self.again_from = None if first is None else first._replace(batch_index=first.batch_index - 1)
+        self.resend = []
+        self.resend_from = None if first is None else first._replace(batch_index=first.batch_index - 1)
 
-    def seen(self, at_us: int) -> None:
+    def device_seen(self, at_us: int) -> None:
         """The device gave a sign of life: what was confirmed until then has arrived."""
-        gone = next((n for n, one in enumerate(self.sure) if one.at_us > at_us), len(self.sure))
-        del self.sure[:gone]
+        gone = next((n for n, one in enumerate(self.unproven) if one.at_us > at_us), len(self.unproven))
+        del self.unproven[:gone]
 
-    def trust(self, one: Sure) -> None:
+    def add_unproven(self, one: Unproven) -> None:
         """The broker confirmed a command."""
-        self.sure.append(one)
-        del self.sure[:-SURE]
+        self.unproven.append(one)
+        del self.unproven[:-MAX_UNPROVEN]
 
     def settle(self, position: CommandPosition, command_id: str, *, delivered: bool, at_us: int = 0) -> None:
         """Move to ``position`` and remember the id: a repetition of it is not for the device. ``at_us``: when it was
@@ -204,14 +204,16 @@ class Cursor:
         self._unnamed += count
 
     def merge(self, other: Cursor) -> None:
-        """Take over what ``other``, a record of the same device, knows beyond this one. Where commands are to be pushed
-        once more, the position stays with them.
+        """Add what ``other``, a record of the same device, has beyond this one. If commands are to be sent again, the
+        position stays as it is for them.
         """
-        if self.again_from is None:
+        if self.resend_from is None:
             self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
-        self.had_to = max((one for one in (self.had_to, other.had_to) if one is not None), default=None)
-        self.sure = sorted({*self.sure, *other.sure})[-SURE:]
+        self.maybe_seen_to = max(
+            (one for one in (self.maybe_seen_to, other.maybe_seen_to) if one is not None), default=None
+        )
+        self.unproven = sorted({*self.unproven, *other.unproven})[-MAX_UNPROVEN:]
         self._note_new(self._ids.merge(other._ids))
 
     def records(self, device: str, *, whole: bool = False, all_keys: bool = False) -> tuple[tuple[str, bytes], ...]:
@@ -225,7 +227,7 @@ class Cursor:
         if whole:
             self._fresh = len(self._ids)
         elif all_keys or self._fresh > math.isqrt(2 * max(self.capacity, len(self._ids))):
-            named = self._ids.told(0, len(self._ids) - self._unnamed)
+            named = self._ids.to_record(0, len(self._ids) - self._unnamed)
             apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION} | named)),)
             self._fresh = self._unnamed
         self._unnamed = 0
@@ -235,17 +237,17 @@ class Cursor:
     def encode(self) -> bytes:
         """Return the cursor as the JSON payload of its message, without the ids that stand apart."""
         body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position)}
-        body |= self._ids.told(len(self._ids) - self._fresh, len(self._ids))
-        if self.again_from is not None:
-            body["again_from"] = list(self.again_from)
-        if self.again:
-            body["again"] = [number for one in self.again for number in (*one.position, one.expires_at_ms)]
-        if self.sure:
-            body["lately"] = _differences([(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.sure])
-        if self.back:
+        body |= self._ids.to_record(len(self._ids) - self._fresh, len(self._ids))
+        if self.resend_from is not None:
+            body["again_from"] = list(self.resend_from)
+        if self.resend:
+            body["again"] = [number for one in self.resend for number in (*one.position, one.expires_at_ms)]
+        if self.unproven:
+            body["lately"] = _differences([(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.unproven])
+        if self.online:
             body["back"] = 1
-        if self.had_to is not None and self.done < self.had_to:
-            body["had_to"] = list(self.had_to)
+        if self.maybe_seen_to is not None and self.done < self.maybe_seen_to:
+            body["had_to"] = list(self.maybe_seen_to)
         if self.delivered_at_ms:
             body["at"] = self.delivered_at_ms
         return _dumped(body)
@@ -255,27 +257,26 @@ class Cursor:
         """Take over the ids of a record apart, which are older than those that stand in the cursor. Raises ContractError
         when the payload is none of this version.
         """
-        older = RememberedIds.taken(_body(payload, CURSOR_VERSION), self.capacity)
+        older = RememberedIds.from_record(_body(payload, CURSOR_VERSION), self.capacity)
         self._fresh = min(self._fresh, len(self._ids))
-        self._ids.behind(older)
+        self._ids.put_before(older)
 
     @classmethod
     @decodes("a command cursor")
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
-        """Read a cursor back. Raises ContractError when the payload is not one of these versions."""
-        body = _body(payload, *_READ)
+        """Read a cursor back. Raises ContractError for a payload of another version."""
+        body = _body(payload, CURSOR_VERSION)
         cursor = cls(capacity, CommandPosition(*checked_position(body["position"])))
         if "again_from" in body:
-            cursor.again_from = CommandPosition(*checked_position(body["again_from"]))
-        cursor.again = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
-        lately = _summed(_tuples(body.get("lately", []), 5))
-        for numbers in chain(_tuples(body.get("sure", []), 5), lately):  # in version 1 each by itself
-            cursor.trust(Sure(_again(*numbers[:4]), checked_whole(numbers[4])))
-        cursor.back = body.get("back") == 1
+            cursor.resend_from = CommandPosition(*checked_position(body["again_from"]))
+        cursor.resend = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
+        for numbers in _summed(_tuples(body.get("lately", []), 5)):
+            cursor.add_unproven(Unproven(_again(*numbers[:4]), checked_whole(numbers[4])))
+        cursor.online = body.get("back") == 1
         if "had_to" in body:
-            cursor.had_to = CommandPosition(*checked_position(body["had_to"]))
+            cursor.maybe_seen_to = CommandPosition(*checked_position(body["had_to"]))
         cursor.delivered_at_ms = checked_whole(body.get("at", 0), 0, LAST_US // 1000)
-        cursor._ids = RememberedIds.taken(body, capacity)
+        cursor._ids = RememberedIds.from_record(body, capacity)
         cursor._fresh = len(cursor._ids)
         cursor._written = True
         return cursor
@@ -285,9 +286,8 @@ class Cursor:
 class OwnerRecord:
     """What an owner writes into its cursors partition: at takeover, at each reconnect, and when it leaves.
 
-    Its receipt proves that Pulsar has not fenced us; reading up to our own one proves that all cursors were read.
-    ``token`` names the session, ``serial`` counts its records. ``clean`` tells the next owner that nothing was
-    pushed without its cursor being stored.
+    Its receipt proves that Pulsar has not fenced the owner; reading up to it proves that all cursors were read. ``token``
+    names the session, ``serial`` counts its records. ``clean``: no command was sent whose cursor is not stored.
     """
 
     token: str
@@ -309,8 +309,8 @@ class OwnerRecord:
 
 
 def term_record(secret: bytes) -> bytes:
-    """Return the payload under ``TERM_KEY``: who begins is told by the name of the producer that writes it. ``secret`` is
-    the partition's, which each owner takes over from the one before (``position_tags``).
+    """Return the payload under ``TERM_KEY``: the producer that writes it begins its term. ``secret`` is the partition's,
+    which each owner takes over from the former one (``position_tags``).
     """
     return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 
@@ -339,5 +339,5 @@ def _dumped(body: dict[str, object]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def _body(payload: bytes, *versions: int) -> dict[str, Any]:
-    return json_record(payload, "command cursor", versions)
+def _body(payload: bytes, version: int) -> dict[str, Any]:
+    return json_record(payload, "command cursor", (version,))

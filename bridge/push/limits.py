@@ -1,15 +1,65 @@
-"""What the settings of push bound a partition by. Pure."""
+"""What bounds a partition, in the units of its core."""
 
 from __future__ import annotations
 
-from bridge.push.queues import Limits
+from dataclasses import dataclass
+
 from bridge.settings.push import PushSettings
 
-__all__ = ["limits_of"]
+__all__ = ["Limits", "limits_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a partition. Counts of commands; times in µs."""
+
+    window: int = 256
+    window_bytes: int = 16 * 1024 * 1024
+    """Payloads sent and not confirmed, in bytes; a larger one goes alone."""
+    remembered_ids: int = 256
+    pending: int = 4000
+    pending_bytes: int = 64 * 1024 * 1024
+    """Payloads received and not acknowledged, in bytes; the last one received may go beyond."""
+    device_pending: int = 1000
+    retry_min_us: int = 200_000
+    retry_max_us: int = 30_000_000
+    answers: bool = False
+    """Whether the device's own answer confirms a command (``confirm: device``), not the broker's PUBACK."""
+    answer_timeout_us: int = 10_000_000
+    answer_bytes: int = 4096
+    """How much of an answer the receipt contains."""
+    park_absent: bool = True
+    """Whether a sign of absence parks; else only refusals of the broker and missing answers do."""
+    park_after: int = 3
+    """So many failures in a row park a device."""
+    silence_us: int = 0
+    """A device without a sign of life for so long counts as absent; 0: never."""
+    parked_max: int = 10_000
+    """Parked commands of one device; newer ones go to the dead letters."""
+    coalesce_us: int = 50_000
+    """How long parked ids are gathered before they are stored (H29)."""
+    replay_rate: int = 500
+    """Parked commands read for replay, per second."""
+    move_after_us: int = 0
+    """Commands that are parked for longer are relocated to a topic of their own; 0: never."""
+    replay_window: int = 512
+    """Parked commands read and not settled, of all devices."""
+    probe_min_us: int = 20_000_000
+    probe_max_us: int = 1_800_000_000
+    unsure_us: int = 300_000_000
+    """Commands that the broker confirmed longer ago are not sent again on parking."""
+    resume_max: int = 10_000
+    """Commands that a device gets when it asks for them; of more the newest."""
+    resume_every_us: int = 5_000_000
+    """A device that asks more often is served by its latest request."""
+    puback_timeout_us: int = 60_000_000
+    """A PUBACK that takes longer ends the connection."""
+    attempts: int = 0
+    """A command that failed this often goes to the dead letters; 0: no limit."""
 
 
 def limits_of(push: PushSettings) -> Limits:
-    """Return the limits of a partition's core, in its units."""
+    """Return the limits that the settings give."""
     return Limits(
         window=push.window,
         window_bytes=push.window_mb * 1024 * 1024,

@@ -7,12 +7,38 @@ from typing import Final
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from bridge.contract import Receipt
-from bridge.push.groups.metrics import GroupMetrics
-from bridge.push.resume import ResumingCore
+from bridge.push.partition import Partition
 
-__all__ = ["PartitionMetrics", "PushMetrics"]
+__all__ = ["GroupMetrics", "PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
+
+
+class GroupMetrics:
+    """The metrics of one push process that are about groups; see the help of each."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
+
+        self.hits = counter(
+            "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
+        )
+        self.misses = counter("cache_misses", "Payloads of group commands that were read from Pulsar.")
+        self.kept = Gauge(
+            f"{_NAME}_cache_bytes",
+            "Payloads of group commands that are at hand, in bytes.",
+            registry=registry,
+        )
+        self.commands = counter("group_commands", "Group commands, by the state of their receipt.", "state")
+        self.entries = counter("group_entries", "Index entries written for members of groups.")
+        self.open = Gauge(
+            f"{_NAME}_group_open",
+            "Group commands that have not expired, where this process gives them to the members.",
+            registry=registry,
+        )
+
+
 _PARTITION: Final = ("partition",)
 _STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
 _LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
@@ -132,18 +158,18 @@ class PartitionMetrics:
                 gauge.set(0)
 
     def lag(self, commands: int) -> None:
-        """Show the backlog that Pulsar tells, while the partition is ours; another's is shown by its owner."""
+        """Show the backlog that Pulsar reports, while the partition is ours; that of another is shown by its owner."""
         self.all.lag.labels(self._partition).set(commands if self.owns else 0)
 
-    def show(self, core: ResumingCore, now_us: int) -> None:
+    def show(self, core: Partition, now_us: int) -> None:
         """Show what the core holds."""
-        self.pending.set(core.pending)
-        self.pending_bytes.set(core.pending_bytes)
-        self.in_flight.set(core.in_flight)
-        self.awaited.set(core.awaited)
-        self.devices.set(core.devices)
-        self.held_back.set(core.held_back)
-        self.parked.set(core.parked)
-        self.parked_devices.set(core.parked_devices)
-        oldest = core.oldest_emitted_us
+        self.pending.set(core.commands.pending)
+        self.pending_bytes.set(core.commands.pending_bytes)
+        self.in_flight.set(core.flights.in_flight)
+        self.awaited.set(core.commands.awaited)
+        self.devices.set(len(core.devices.awake))
+        self.held_back.set(core.devices.retrying)
+        self.parked.set(core.segments.parked)
+        self.parked_devices.set(core.devices.parked)
+        oldest = core.commands.oldest_emitted_us
         self.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)

@@ -1,156 +1,206 @@
-"""Ownership of one partition: a session after another, for as long as the process runs, in a thread of its own.
-
-It decides what follows the end of a session: a partition that went to another process is waited for again, a
-Pulsar that is away is tried again, and so is an error that nobody expected, which is logged as a defect: what one
-message provoked must not end the other partitions. Only an error that says that somebody has to change something
-(TerminalError) ends the process. The session itself is in ``session``.
-"""
+"""An owner: the shell around the core of a partition that this process owns."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
 from typing import Final
 
 import structlog
 
-from bridge.collector import let_go
-from bridge.errors import (
-    ContractError,
-    FencedError,
-    PulsebridgeError,
-    RefusedError,
-    TerminalError,
-    TerminatedError,
-    TransientError,
-)
+from bridge.contract.commands import CommandPosition
 from bridge.health import Part
-from bridge.push.groups.payloads import Payloads
+from bridge.mqtt.types import Disconnected
+from bridge.push.connection import Connection, Receiver
+from bridge.push.cursor_log import Stored
+from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
+from bridge.push.effects import Effects
+from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.rewriting import CursorsAged, CursorsForgotten
-from bridge.push.session import Session
+from bridge.push.partition import Partition
+from bridge.push.partition_log import Arrived, CommandSource
+from bridge.push.position_tags import PositionTags
+from bridge.push.presence_log import Seen
+from bridge.push.puller import Copied, Pulled
+from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
+from bridge.push.request_log import Asked, Found
+from bridge.push.retention_mover import RetentionMover
+from bridge.push.threads import Budget
+from bridge.push.tracing import Observer, Tracer
+from bridge.push.wall_clock import WallClock
 from bridge.settings import Settings
 
-__all__ = ["PartitionOwner"]
+__all__ = ["Owner"]
 
 log = structlog.get_logger("push")
 
-_RETRY_S: Final = (0.2, 5.0)
+_SHOWN: Final = 200
 
 
-def _ends(error: Exception, worked: bool) -> bool:
-    """Whether an error of a session ends the process; ``worked``: a session of this process has worked before."""
-    if isinstance(error, TerminatedError) or (isinstance(error, RefusedError) and not worked):
-        return True
-    return isinstance(error, TerminalError) and not isinstance(error, (RefusedError, ContractError))
+class Owner(Receiver):
+    """The owner of one partition; all of it runs on the partition's thread."""
 
-
-class PartitionOwner:
-    """Owns one partition whenever Pulsar lets it, until it is stopped."""
+    owns = True
 
     def __init__(
         self,
         settings: Settings,
-        partition: int,
+        connection: Connection,
+        source: CommandSource,
+        core: Partition,
+        rewriter: CursorRewriter,
+        budget: Budget,
+        secret: bytes,
         metrics: PartitionMetrics,
         part: Part,
-        failed: Callable[[BaseException], None],
         payloads: Payloads,
-        trace: str = "",
+        clock: WallClock,
+        trace: str,
     ) -> None:
+        """``secret`` is the partition's, by which it verifies the positions that devices send."""
         self._settings = settings
-        self._payloads = payloads
-        self.partition = partition
+        self._connection = connection
+        self._source = source
+        self._core = core
+        self._rewriter = rewriter
+        self._budget = budget
         self._metrics = metrics
         self._part = part
-        self._failed = failed
-        self._trace = trace
-        self._stopping = threading.Event()
-        self._session: Session | None = None
-        self._thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
+        self._payloads = payloads
+        self._clock = clock
+        self._log = connection.log
+        self._next_look = 0.0
+        every_s, now = settings.push.move_parked_after_s, time.monotonic()
+        self._retention = RetentionMover(core, source.puller, source.last, every_s=every_s, now=now)
+        self._effects = Effects(
+            settings,
+            core,
+            connection.link,
+            connection.log,
+            source,
+            budget,
+            metrics.all,
+            self._ask,
+            PositionTags(secret, connection.log.partition),
+            Tracer(trace, core, connection.log.partition, settings.push.confirm) if trace else Observer(),
+        )
 
-    def start(self) -> None:
-        """Start the partition's thread."""
-        self._thread.start()
+    def _ask(self, position: CommandPosition) -> bytes | None:
+        return self._payloads.ask(position, lambda at, payload: self._connection.post(PayloadCame(at, payload)))
 
-    def stop(self) -> None:
-        """Ask for a clean end: push nothing new, wait for what is under way, close."""
-        self._stopping.set()
-        session = self._session
-        if session is not None:
-            session.wake()
+    # --- the session ---
 
-    def cursors_forgotten(self) -> None:
-        """Have the cursors written again that Pulsar has lost. From any thread."""
-        session = self._session
-        if session is not None:
-            session.post(CursorsForgotten())
+    def begin(self) -> None:
+        """Take over the connection, and what came on it before."""
+        self._connection.serve(self)
+        self._connection.inbound.serve(self._core, self._effects.answered)
 
-    def cursors_aged(self) -> bool:
-        """Have what stands in the cursors partition written once more, unhurriedly. From any thread; returns whether it
-        is ours to do.
+    def run(self, stopping: threading.Event) -> None:
+        """Push until the process stops, or the clock is set back; then wait for what is under way.
+
+        Raises FencedError or TransientError.
         """
-        session = self._session
-        if session is None or not session.owns:
-            return False
-        session.post(CursorsAged())
-        return True
+        core = self._core
+        while not stopping.is_set() and not self._clock.was_set_back(self._log.partition):
+            due = core.next_time_us()
+            self._connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+        self._budget.close()
+        self._source.puller.drain()
+        core.drain()
+        self._rewriter.drain()
+        self._drain(time.monotonic() + self._settings.push.drain_s)
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+    def _drain(self, end: float) -> None:
+        ownership = self._connection.ownership
+        while not self._core.settled and not ownership.lost and time.monotonic() < end:
+            self._connection.drain_turn()
+        if self._core.clean and not ownership.lost:
+            proof = ownership.write(0, clean=True)
+            while not proof.stored and not ownership.lost and time.monotonic() < end:
+                self._connection.drain_turn()
 
-    def _run(self) -> None:
-        try:
-            self._own_for_ever()
-        except BaseException as e:
-            self._part.failed(str(e))
-            self._failed(e)
-            if not isinstance(e, PulsebridgeError):
-                raise
+    # --- what happens on the connection ---
 
-    def _own_for_ever(self) -> None:
-        wait = _RETRY_S[0]
-        worked = False
-        while not self._stopping.is_set():
-            held_much = self._session is not None and self._session.worked
-            session = self._session = Session(
-                self._settings,
-                self.partition,
-                self._metrics,
-                self._part,
-                self._stopping,
-                self._payloads,
-                self._trace,
+    @property
+    def busy(self) -> bool:
+        """Whether a scan is under way, of which each turn takes a part."""
+        return self._core.retention.scanning
+
+    def link_up(self) -> None:
+        """The connection is up and ours: send."""
+        self._core.link_up(reports_absence=self._connection.inbound.reports_absence)
+        self._effects.link_up()
+        self._part.ready()
+
+    def link_down(self, event: Disconnected) -> None:
+        """The connection ended, or an attempt to connect failed."""
+        if not event.epoch:
+            self._core.flights.broker_unreachable()
+        self._core.link_down(time.time_ns() // 1000, closed=self._effects.link_down(event))
+
+    def turn(self, now: float) -> None:
+        """Begin what the core has decided."""
+        core, now_us = self._core, time.time_ns() // 1000
+        due = core.next_time_us()
+        if due is not None and due <= now_us:
+            core.tick(now_us)
+        for action in core.take(now_us):
+            self._effects.begin(action)
+        self._log.receipts.flush(now)
+        self._rewriter.turn(core, now)
+        if now >= self._next_look:
+            self._next_look = now + 1.0
+            self._metrics.show(core, now_us)
+            self._drop_silent_connection()
+        self._retention.turn(now, now_us, proven=self._connection.connected)
+
+    def _drop_silent_connection(self) -> None:
+        """A PUBACK that does not come would block its device and its place in the window as long as the link is up."""
+        link = self._connection.link
+        topic = self._effects.overdue() if link.connected else None
+        if topic is not None:
+            timeout_s = self._settings.push.puback_timeout_s
+            log.warning(
+                "the MQTT broker does not confirm what push publishes, and push reconnects. Action: see whether the "
+                "broker blocks publishers",
+                mqtt_topic=topic[:_SHOWN],
+                partition=self._log.partition,
+                after_s=timeout_s,
             )
-            if held_much:
-                let_go()
-            try:
-                session.run()
-            except FencedError as e:
-                self._metrics.all.lost.inc()
-                self._part.stands_by("another process owns it")
-                log.info("partition went to another process", partition=self.partition, why=str(e))
-            except Exception as e:
-                worked = worked or session.worked
-                if _ends(e, worked):
-                    raise
-                # What was right once may be so again: a token is rotated, a right given back, a topic made anew.
-                self._metrics.all.lost.inc()
-                self._part.waits(str(e))
-                if isinstance(e, (TransientError, RefusedError)):
-                    log.warning(
-                        "partition is tried again; see that Pulsar is up and lets us in",
-                        partition=self.partition,
-                        why=str(e),
-                    )
-                else:
-                    log.exception(
-                        "an unexpected error ended this partition's session, it is tried again; please report it",
-                        partition=self.partition,
-                    )
-                self._stopping.wait(wait)
-                wait = min(2 * wait, _RETRY_S[1])
-                continue
-            wait = _RETRY_S[0]
-            worked = worked or session.worked
+            link.drop(f"no PUBACK within {timeout_s:g} s")
+
+    def receive(self, event: object) -> None:
+        """Hand an event to the core."""
+        effects = self._effects
+        if isinstance(event, Arrived):
+            effects.arrived(event.message)
+        elif isinstance(event, Stored):
+            self._stored(event.token)
+        elif isinstance(event, ReceiptsWritten):
+            for token in self._log.receipts.written(event):
+                effects.stored(token)
+        elif isinstance(event, Pulled):
+            effects.pulled(event)
+        elif isinstance(event, Copied):
+            effects.copied(event)
+        elif isinstance(event, Seen):
+            self._connection.inbound.seen(event)
+        elif isinstance(event, PayloadCame):
+            effects.payload_came(event.position, event.payload)
+        elif isinstance(event, Asked):
+            effects.resume.asked(event)
+        elif isinstance(event, Found):
+            effects.resume.found(event)
+            self._retention.move_back()
+        elif isinstance(event, ReceiptsOpened):
+            self._log.receipts.opened(event, time.monotonic())
+        elif isinstance(event, (CursorsForgotten, CursorsAged)):
+            log.info("push writes the cursors again", partition=self._log.partition)
+            self._connection.ownership.write(0)  # an owner that left no record counts as none
+            self._rewriter.begin(event, self._core)
+
+    def _stored(self, token: object) -> None:
+        if token is CursorsForgotten:
+            self._rewriter.stored()
+        else:
+            self._effects.stored(token)

@@ -18,7 +18,7 @@ from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import Message, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.topic_end import has_entry
-from bridge.push.taken import Taken, taken
+from bridge.push.stored_message import StoredMessage, stored_message
 
 __all__ = ["NothingComes", "Pace", "PositionReader"]
 
@@ -52,9 +52,9 @@ class _Patience:
         self._answers_since: float | None = None
 
     def waited(self, doing: str, *, answered: bool) -> None:
-        """Nothing came once more; ``answered``: Pulsar says that there is something.
+        """Nothing came again; ``answered``: Pulsar reports that there is a message.
 
-        Raises NothingComes when it said so for half a minute, else TransientError after half a minute.
+        Raises NothingComes when it reported so for half a minute, else TransientError after half a minute.
         """
         now = time.monotonic()
         if not answered:
@@ -118,7 +118,7 @@ class PositionReader:
         over: Callable[[], bool] = lambda: False,
         near: int = _NEAR,
     ) -> None:
-        """``over`` ends a read that waits. At most ``near`` entries are read and thrown away rather than begin anew, and
+        """``over`` ends a read that waits. At most ``near`` entries are read and dropped instead of opening a new reader, and
         no more are read ahead.
         """
         self._near = near
@@ -128,7 +128,7 @@ class PositionReader:
         self._over = over
         self._reader: Any = None
         self._at: CommandPosition | None = None  # what it gave last
-        self._passed: OrderedDict[CommandPosition, Taken] = OrderedDict()  # read, and not wanted so far
+        self._passed: OrderedDict[CommandPosition, StoredMessage] = OrderedDict()  # read, and not wanted so far
         self._passed_bytes = 0
         self._pace = Pace()
         self._spent = 0.0  # since the last entry was whole, or for opening
@@ -136,7 +136,7 @@ class PositionReader:
         self.opened = 0
         """How many readers it took."""
 
-    def read(self, wanted: CommandPosition) -> Taken | None:
+    def read(self, wanted: CommandPosition) -> StoredMessage | None:
         """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
 
         Raises NothingComes, and what a reader raises.
@@ -153,12 +153,12 @@ class PositionReader:
             came = self._next()
             if came is None:
                 more = self._more(wanted)
-                if more is False:  # nobody wrote behind what was trimmed
+                if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
                 patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
                 continue
-            message = taken(came)
+            message = stored_message(came)
             self._measure(message.position)
             self._at = message.position
             if self._at == wanted:
@@ -208,7 +208,7 @@ class PositionReader:
         except TransientError:
             return None
 
-    def _keep(self, position: CommandPosition, message: Taken) -> None:
+    def _keep(self, position: CommandPosition, message: StoredMessage) -> None:
         self._passed[position] = message
         self._passed_bytes += len(message.payload)
         while len(self._passed) > _PASSED or self._passed_bytes > _PASSED_BYTES:
@@ -216,7 +216,7 @@ class PositionReader:
             self._passed_bytes -= len(oldest.payload)
 
     def close(self) -> None:
-        """Close what is open; the next read opens it again. What Pulsar says to that matters to nobody."""
+        """Close what is open; the next read opens it again. Errors of Pulsar are ignored."""
         reader, self._reader, self._at = self._reader, None, None
         if reader is not None:
             try:

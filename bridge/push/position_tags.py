@@ -1,9 +1,9 @@
-"""The position of a command as its device sees it: with a tag that proves who received the command (H36). Pure.
+"""Positions of commands as devices see them: with a tag that proves who received the command (H36).
 
 A position alone can be guessed, and all devices of a partition answer on one topic. So each position that leaves for a
-device ends with a tag, ``0.3.7.1.-1.<tag>``: a keyed hash of the position and the device. The key is the partition's
-secret, which stands in its cursors topic, so a later owner accepts the tags of a former one. Answers and resume requests
-carry the tag; a client that did not receive the command, or speaks for another device, cannot make it.
+device ends with a tag, ``0.3.7.1.-1.<tag>``: a keyed hash of the position and the device. The key is the partition's secret,
+which is stored in its cursors topic, so a later owner accepts the tags of a former one. Answers and resume requests carry
+the tag; a client that did not receive the command, or sends for another device, cannot make it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TaggedPosition(NamedTuple):
 
 
 def new_secret() -> bytes:
-    """Return a random secret for a partition that has none."""
+    """Return a random secret for a partition without one."""
     return secrets.token_bytes(SECRET_BYTES)
 
 

@@ -1,8 +1,8 @@
-"""Who is there: signs of life and of absence, by device, whatever order they come in. Pure.
+"""Presence: signs of life and of absence, by device, in any order.
 
-An absence counts only when it is newer than the last sign of life (H31); a sign of life ends every absence that is
-not newer than itself. What is not known of a device is no absence. What is known is bounded in bytes, since devices name
-themselves (H35); the one that was heard of least lately is forgotten first, and a forgotten one counts as there.
+An absence counts only if it is newer than the last sign of life (H31); a sign of life ends every absence that is not newer.
+A device without a sign does not count as absent. The memory is bounded in bytes, since devices name themselves (H35); the
+device with the least recent sign is forgotten first, and then counts as online.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads when devices were heard of, as ingest notes it in Pulsar; on a thread of its own.
+"""Reads the signs of life that ingest notes in Pulsar, on a thread of its own.
 
-It begins with what the compacted topic has of each device, and goes on with what comes. Nobody waits for it: while the
-topic cannot be read, devices are woken by what push hears of them itself, and by probes.
+It begins with the last sign of each device in the compacted topic, and continues with new ones. Push does not wait for it:
+while the first ones are read, a device counts as online.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, our_errors, received
-from bridge.push.taken import foreign, record_key
+from bridge.push.stored_message import leave_out_foreign, record_key
 
 __all__ = ["PresenceLog", "Seen"]
 
@@ -32,7 +32,7 @@ _RETRY_S: Final = (1.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Devices and when each was heard of, in µs since the epoch by the clock of the host that heard it."""
+    """Event: devices and when each gave a sign of life, in µs since the epoch by the clock of the host that received it."""
 
     signs: tuple[tuple[str, int], ...]
 
@@ -48,7 +48,7 @@ class PresenceLog:
         self._post = post
         self._closing = threading.Event()
         self._from: MessageId = EARLIEST
-        self._complained = False
+        self._warned = False
         self._thread = threading.Thread(target=self._run, name=f"push-presence-{partition}", daemon=True)
         self._thread.start()
 
@@ -67,7 +67,7 @@ class PresenceLog:
                     attempt = 0
             except PulsebridgeError as e:
                 log.debug("signs of life cannot be read", partition=self._partition, why=str(e))
-            except Exception:  # nobody waits for this thread: it must not end unnoticed
+            except Exception:  # push does not wait for this thread: its end must not go unnoticed
                 log.error("signs of life cannot be read. Action: report this", shown=1, exc_info=True)
             self._closing.wait(backoff_s(attempt, *_RETRY_S, 0.5))
             attempt += 1
@@ -76,17 +76,17 @@ class PresenceLog:
         """Return the partition to be read, None while there is none that has our devices."""
         settings = self._client.settings
         topic = settings.system_topic(PRESENCE_TOPIC)
-        heard = self._client.partitioned(topic)
+        partitions = self._client.partitioned(topic)
         commands = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
-        if heard and len(heard) != len(commands) and not self._complained:
-            self._complained = True
+        if partitions and len(partitions) != len(commands) and not self._warned:
+            self._warned = True
             log.warning(
                 f"what ingest hears wakes no device: run pulsar-admin topics delete-partitioned-topic {topic}, and it is "
-                "made anew with as many partitions as the commands have",
-                partitions=len(heard),
+                "re-created with as many partitions as the commands have",
+                partitions=len(partitions),
                 wanted=len(commands),
             )
-        return heard[self._partition] if heard and len(heard) == len(commands) else None
+        return partitions[self._partition] if partitions and len(partitions) == len(commands) else None
 
     def _read(self, topic: str) -> None:
         reader: Any = self._client.reader(topic, self._from, queue=1000, compacted=True)
@@ -112,7 +112,7 @@ class PresenceLog:
             try:
                 record = PresenceRecord.decode(message.data())
             except ContractError as e:
-                foreign(topic, message.message_id(), str(e), device)
+                leave_out_foreign(topic, message.message_id(), str(e), device)
                 continue
             signs.append((device, record.seen_us))
         if signs:

@@ -20,14 +20,14 @@ from bridge.pulsar.errors import as_our_error, names_a_message
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.commands import WireError
 from bridge.pulsar.wire.producer import BatchProducer, Identity
-from bridge.push.threads import telling
+from bridge.push.threads import reporting_failure
 
 __all__ = ["ReceiptLog", "ReceiptsOpened", "ReceiptsWritten"]
 
 _RETRY_MIN_S: Final = 0.2
 _RETRY_MAX_S: Final = 10.0
 _GONE_ATTEMPTS: Final = 8
-"""Some 20 to 40 seconds; then the partitions are looked up anew."""
+"""Some 20 to 40 seconds; then the session ends, and the next one looks up the partitions."""
 
 
 class _Row(Entry):
@@ -68,7 +68,7 @@ class ReceiptsWritten:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptsOpened:
-    """A producer is open, or was not let in."""
+    """A producer is open, or was refused."""
 
     partition: _Partition
     producer: BatchProducer | None
@@ -76,8 +76,8 @@ class ReceiptsOpened:
 
 
 class ReceiptLog:
-    """The receipts that one session writes. ``post`` hands over events from other threads, ``failed`` what ends one
-    that nobody has foreseen.
+    """The receipts that one session writes. ``post`` hands over events from other threads, ``failed`` an unexpected
+    error that ends such a thread.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ReceiptLog:
                 partition.producer.send(batch, receipt)  # type: ignore[arg-type]
 
     def written(self, event: ReceiptsWritten) -> list[object]:
-        """Take what Pulsar said of a batch. Returns the tokens of what is stored by it, in order.
+        """Pulsar answered a batch. Returns the tokens of the rows that are stored, in order.
 
         Raises PulsebridgeError when Pulsar refuses a row for good.
         """
@@ -131,10 +131,10 @@ class ReceiptLog:
         return []
 
     def opened(self, event: ReceiptsOpened, now: float) -> None:
-        """Take a producer. Raises PulsebridgeError when Pulsar will not let us in later either.
+        """A producer is open, or was refused. Raises PulsebridgeError for a permanent refusal.
 
-        A topic that is not there is waited for, as one that was deleted is made anew; ending the session at once would
-        send again what was confirmed just now.
+        A missing topic is waited for, because a deleted one is re-created; ending the session at once would send
+        again what was confirmed just now.
         """
         partition = event.partition
         partition.opening = False
@@ -172,5 +172,5 @@ class ReceiptLog:
                 self._post(ReceiptsOpened(partition, producer, None))
 
         threading.Thread(
-            target=telling(opening, self._failed), name=f"push-receipts-{partition.name[-4:]}", daemon=True
+            target=reporting_failure(opening, self._failed), name=f"push-receipts-{partition.name[-4:]}", daemon=True
         ).start()

@@ -1,464 +1,349 @@
-"""What is parked, and how devices that are back get it: waking, probing, pulling at a shaped rate. Pure.
+"""Replay: push reads parked commands from Pulsar at a bounded rate, and sends them before all that arrives.
 
-Who is away, and what is parked for it, is decided by ``core``.
+Which devices are parked is the matter of ``parking``; ``probes`` decides when a device without a sign of life is tried.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from itertools import chain
-from typing import Final
-from zlib import crc32
+from typing import Final, NamedTuple
 
-from bridge.contract.commands import CommandPosition
-from bridge.errors import ContractError
-from bridge.push.actions import Forget, Pull, StoreSegment
-from bridge.push.cursor import BEFORE_ALL, Cursor, Sure
-from bridge.push.late import Given, LateAnswers
-from bridge.push.live import LiveCore
-from bridge.push.parked import Parked, ParkedId, read_segment, segment_key
-from bridge.push.presence import Presence
-from bridge.push.queues import Device, Item, Limits, Mode, State
-from bridge.push.turns import UNHEARD_EVERY, Turns
+from bridge.contract.commands import Command, CommandPosition
+from bridge.push.actions import Forget, Outbox, Pull
+from bridge.push.command import TrackedCommand
+from bridge.push.command_registry import CommandRegistry
+from bridge.push.device import Device, Devices
+from bridge.push.flights import Flights
+from bridge.push.late_answers import LateAnswers
+from bridge.push.limits import Limits
+from bridge.push.segment_log import SegmentLog
+from bridge.push.settlement import DUPLICATE, Settlement
+from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
 
-__all__ = ["DUE", "ReplayCore"]
+__all__ = ["PROBE_EVERY", "Budget", "Replay", "ReplayScheduler"]
+
+PROBE_EVERY: Final = 8
+
+
+class _Entry(NamedTuple):
+    head: CommandPosition
+    name: str
+    device: Device
+
+
+class ReplayScheduler:
+    """Devices that want some of their parked commands, each once.
+
+    In which order the parked commands of devices are read.
+
+    They are read in rounds, each in the order of the log by the first command that each device still waits for: so reads lie
+    close together, with any number of devices. A device that wants more waits for the next round. One of eight turns is for
+    devices that are probed, in rounds of their own, so that they get their turn beside any number of online devices.
+    """
+
+    def __init__(self) -> None:
+        self._online, self._tried = _Rounds(), _Rounds()
+        self._turns = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._online or self._tried)
+
+    @property
+    def online(self) -> bool:
+        """Whether any of them gave a sign of life."""
+        return bool(self._online)
+
+    @property
+    def tried(self) -> int:
+        """How many of them are probed or swept."""
+        return len(self._tried)
+
+    def add(self, device: Device, head: CommandPosition) -> None:
+        """The device waits for commands from ``head`` on; its former entry is removed."""
+        tried = device.replay.tried
+        (self._online if tried else self._tried).discard(device)
+        (self._tried if tried else self._online).add(device, head)
+
+    def discard(self, device: Device) -> None:
+        """The device waits no more."""
+        self._online.discard(device)
+        self._tried.discard(device)
+
+    def next(self) -> Device:
+        """Remove and return the next device. Raises IndexError without one."""
+        self._turns += 1
+        tried = self._tried and (self._turns % PROBE_EVERY == 0 or not self._online)
+        return (self._tried if tried else self._online).next()
+
+
+class _Rounds:
+    def __init__(self) -> None:
+        self._round: list[_Entry] = []  # the last one is the next
+        self._following: list[_Entry] = []
+        self._entries: dict[str, _Entry] = {}  # others in the lists were removed
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, device: Device, head: CommandPosition) -> None:
+        entry = self._entries[device.name] = _Entry(head, device.name, device)
+        self._following.append(entry)
+
+    def discard(self, device: Device) -> None:
+        self._entries.pop(device.name, None)
+
+    def next(self) -> Device:
+        while True:
+            if not self._round:
+                self._round, self._following = sorted(self._following, key=lambda one: one[:2], reverse=True), []
+            entry = self._round.pop()
+            if self._entries.get(entry.name) is entry:
+                del self._entries[entry.name]
+                return entry.device
+
 
 _AHEAD: Final = 16
-"""Parked commands of one device that are pulled and not settled."""
+"""Parked commands of one device that are read and not settled."""
 _AT_ONCE: Final = 8
-"""So many of them are pulled together, where the rate allows that: they lie close together."""
-_UNHEARD: Final = 16
-"""Devices that wait for their turn to be tried; of the others that are due the ids are all that is kept."""
-_SECOND: Final = 1_000_000
-_TIMERS: Final = 100
+"""So many of them are read together if the rate allows that: they lie close together."""
 _FAILING: Final = 8
-"""So many times the window may wait for devices that live and do not answer, beside it."""
-DUE: Final = 0
-"""In place of the time of a probe: it waits for its turn."""
-_AGAIN: Final = "sent again: the device asked for it, or may not have had it"
+"""So many windows may wait for online devices that do not answer, beside the window itself."""
+_SECOND: Final = 1_000_000
+_LOST: Final = "its message is not in Pulsar any more: it was trimmed while it was parked"
 
 
-class ReplayCore(LiveCore):
-    """The parked commands of a partition."""
+class Budget:
+    """How many parked commands may be read: a rate, so that live devices do not notice the replay."""
+
+    def __init__(self, rate: int, window: int) -> None:
+        self._rate = rate
+        self.at_once = max(1, min(_AT_ONCE, rate // 8, window // 4))
+        self.tokens = 0.0
+        self._at_us = 0
+
+    def refill(self, now_us: int) -> None:
+        """Add what the rate gives since the last call."""
+        passed = max(0, now_us - self._at_us)
+        most = max(self.at_once, self._rate / 20)
+        self.tokens = min(most, self.tokens + passed * self._rate / _SECOND)
+        self._at_us = now_us
+
+    def available_us(self, count: int) -> int:
+        """Return when ``count`` commands may be read, in µs since the epoch."""
+        missing = max(0.0, count - self.tokens)
+        return self._at_us + int(missing * _SECOND / self._rate) + 1
+
+
+class Replay:
+    """The parked commands that are being read, or were read and are not settled."""
 
     def __init__(
         self,
-        partition: int,
         limits: Limits,
-        cursors: Mapping[str, Cursor],
-        horizon: CommandPosition | None,
-        parked: MutableMapping[str, dict[str, bytes]] | None = None,
-        *,
-        owner: str = "owner",
-        now_us: int = 0,
-        left_us: int = 0,
+        outbox: Outbox,
+        commands: CommandRegistry,
+        devices: Devices,
+        flights: Flights,
+        segments: SegmentLog,
+        settlement: Settlement,
+        late: LateAnswers,
     ) -> None:
-        """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon``
-        the last one may have pushed beyond them. ``parked`` is emptied: with many devices it is as large as what is made
-        of it. ``owner`` names this one in the keys of segments.
-        ``left_us``: when the last one wrote last; by what was heard before, it has decided.
-        """
-        super().__init__(partition, limits, cursors, horizon)
-        self.presence = Presence()
-        self._late = LateAnswers()
-        self._owner = owner
-        self._segments = 0
-        self._rounds = 0
-        self._asleep: dict[str, tuple[Parked, int, int]] = {}  # parked, nothing under way; wait and time of probes
-        self._tainted: set[str] = set()  # with parked commands that were pushed, and not stored as such
-        self._unwritten: dict[str, Device] = {}  # with parked ids to be stored
-        self._unstored_again: deque[str] = deque()  # of whom Pulsar has lost all, not written again so far
-        self._flush_at_us = 0
-        self._pulling = Turns()
-        self._at_once = max(1, min(_AT_ONCE, limits.replay_rate // 8, limits.replay_window // 4))
-        self._tokens = 0.0
-        self._tokens_at_us = 0
-        self._coming = 0
-        self._failing: set[CommandPosition] = set()  # pulled ones that devices which live do not answer
-        self._timers: list[tuple[int, str]] = []  # of probes and expiries
-        self._timers_most = _TIMERS
-        self._round: list[str] = []  # devices that are due to be tried; the last one is the next
-        self._next_round: list[str] = []
-        self._tells_absence = False
-        self._parked_count = 0
-        self.unread: list[tuple[str, str]] = []
-        """Key and reason of the segments that could not be read: Pulsar has their commands, and nobody waits for them."""
-        segments = {} if parked is None else parked
-        forgotten = now_us - limits.unsure_us
-        for name, cursor in self._cursors.items():
-            cursor.seen(forgotten)
-            if cursor.again and name not in segments:
-                self._load(name, {}, now_us, left_us)
-        for name in list(segments):
-            self._load(name, segments.pop(name), now_us, left_us)
+        self._window = limits.replay_window
+        self._outbox = outbox
+        self._commands = commands
+        self._devices = devices
+        self._flights = flights
+        self._segments = segments
+        self._settlement = settlement
+        self._late = late
+        self._epochs = 0
+        self._failing: set[CommandPosition] = set()  # pulled commands that online devices do not answer
+        self.coming = 0
+        """Parked commands that are being read."""
+        self.scheduler = ReplayScheduler()
+        self.budget = Budget(limits.replay_rate, limits.replay_window)
+        self.unmarked: set[str] = set()
+        """Devices with parked commands that were sent and that no stored segment marks as such."""
 
-    def _load(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
-        cursor = self._cursors.get(name)
-        done = BEFORE_ALL if cursor is None else cursor.done
-        read = {}
-        for key, payload in segments.items():
-            try:
-                read[key] = read_segment(payload)
-            except ContractError as e:
-                self.unread.append((key, str(e)))
-        ids = {key: segment.ids for key, segment in read.items()}
-        since_us = min((segment.since_us for segment in read.values() if segment.since_us), default=now_us)
-        if cursor is not None and cursor.again:
-            self._segments += 1
-            ids[segment_key(name, self._owner, self._segments)] = cursor.again
-        parked = Parked.loaded(ids, done, since_us)
-        parked.since_us = min(left_us, now_us)  # a clock that was ahead, ours or another's, may not deafen it
-        for key in parked.finish(done):
-            self._remove(key)
-        if not len(parked):
+    # --- modes ---
+
+    def new_epoch(self) -> int:
+        """Return a number that no pull or search before had."""
+        self._epochs += 1
+        return self._epochs
+
+    def wake(
+        self, device: Device, event: DeviceEvent = DeviceEvent.WAKE, *, probing: bool = False, sweeping: bool = False
+    ) -> None:
+        """Begin the replay, unless a resume request is under way."""
+        replay = device.replay
+        if replay.resuming:
             return
-        self._parked_count += len(parked)
-        if self._horizon is not None:
-            self._tainted.add(name)
-        # Spread over half a minute, for all of them are probed once.
-        wait = self._limits.probe_min_us
-        at = now_us + _spread_us(name, wait)
-        self._asleep[name] = parked, wait, at
-        self._look_again(at, name)
-        self._watch_expiry(name, parked)
-
-    @property
-    def parked(self) -> int:
-        """Commands whose ids are all that is kept here."""
-        return self._parked_count
-
-    @property
-    def parked_devices(self) -> int:
-        """Devices with parked commands."""
-        return len(self._asleep) + sum(1 for device in self._devices.values() if len(device.parked))
-
-    def mode_of(self, name: str) -> Mode:
-        """Return whether a device gets what arrives, is away, or gets first what is parked."""
-        if name in self._asleep:
-            return Mode.PARKED
-        device = self._devices.get(name)
-        return Mode.LIVE if device is None else device.mode
-
-    def _all_parked(self) -> Iterator[tuple[str, Parked]]:
-        for name, (parked, _, _) in self._asleep.items():
-            yield name, parked
-        for name, device in self._devices.items():
-            if len(device.parked):
-                yield name, device.parked
-
-    @property
-    def clean(self) -> bool:
-        """Whether no device may have had a command beyond its stored cursor without that being stored."""
-        return not self._tainted and not self._writes_ids and super().clean
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is under way."""
-        return super().settled and not self._writes_ids and not self._coming
-
-    @property
-    def _writes_ids(self) -> bool:
-        """Whether ids wait to be stored."""
-        return bool(self._unwritten or self._unstored_again)
-
-    def next_time_us(self) -> int | None:
-        """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
-        times = [super().next_time_us(), self._timers[0][0] if self._timers else None]
-        times.append(self._flush_at_us if self._writes_ids else None)
-        if (self._pulling or self._round or self._next_round) and self._pulls_now:
-            missing = max(0.0, self._at_once - self._tokens)
-            times.append(self._tokens_at_us + int(missing * _SECOND / self._limits.replay_rate) + 1)
-        return min((at for at in times if at is not None), default=None)
-
-    @property
-    def _pulls_now(self) -> bool:
-        return self._link and not self._draining and self._pull_room >= self._at_once
-
-    @property
-    def _pull_room(self) -> int:
-        # They wait there for long, one of each such device, and would leave nothing for others.
-        waiting = min(len(self._failing), _FAILING * self._limits.replay_window)
-        return self._limits.replay_window - self._coming - (len(self._pulled) - waiting)
-
-    def link_up(self, *, tells_absence: bool = False) -> None:
-        """The MQTT connection stands, and Pulsar has confirmed that we are the owner. ``tells_absence``: this broker
-        answers 0x10 to what nobody is subscribed to.
-        """
-        super().link_up()
-        self._tells_absence = tells_absence
-
-    def _acknowledge(self, parked: Sequence[CommandPosition]) -> None:
-        name = ""
-        for position in parked:
-            name = self._let_go(position).command.device
-        if name in self._devices:
-            self._sleep(self._devices[name])
-
-    def _append(self, device: Device, one: ParkedId, now_us: int) -> None:
-        self._segments += 1
-        self._parked_count += 1
-        key = device.parked.append(one, segment_key(device.name, self._owner, self._segments), now_us)
-        self._unwritten_of(device, key, now_us)
-        if len(device.parked) == 1:
-            self._watch_expiry(device.name, device.parked)
-
-    def _parked_full(self, device: Device, more: int = 0) -> bool:
-        """Whether no further command may be parked; those that are sent once more do not count."""
-        most = self._limits.parked_max
-        count = len(device.parked) + more
-        return count >= most and count - device.parked.up_to(device.cursor.position) >= most
-
-    def _unwritten_of(self, device: Device, key: str, now_us: int) -> None:
-        if not self._writes_ids:
-            self._flush_at_us = now_us + self._limits.coalesce_us
-        device.segments[key] = None
-        self._unwritten[device.name] = device
-
-    def _remove(self, key: str) -> None:
-        self._busy += 1
-        self._actions.append(StoreSegment(key, b""))
-
-    def _watch_expiry(self, name: str, parked: Parked) -> None:
-        if len(parked) and parked[0].expires_at_ms:
-            self._look_again(parked[0].expires_at_ms * 1000, name)
-
-    def _look_again(self, at_us: int, name: str) -> None:
-        """Have ``tick`` look at a parked device. Times that were replaced stay until they come, but not too many."""
-        heapq.heappush(self._timers, (at_us, name))
-        if len(self._timers) >= self._timers_most:
-            self._timers = sorted({one for one in self._timers if self._is_timed(*one)})
-            self._timers_most = 2 * len(self._timers) + _TIMERS
-
-    def _is_timed(self, at_us: int, name: str) -> bool:
-        asleep, device = self._asleep.get(name), self._devices.get(name)
-        if asleep is not None:
-            parked, _, probe_at_us = asleep
-        elif device is not None and device.mode is Mode.PARKED:
-            parked, probe_at_us = device.parked, device.probe_at_us
-        else:
-            return False  # parked again, it is looked at again
-        return at_us == probe_at_us or (len(parked) > 0 and at_us == parked[0].expires_at_ms * 1000)
-
-    def _sleep(self, device: Device) -> None:
-        """Keep only the ids of a device for which nothing is under way."""
-        busy = device.queue or device.unstored or device.storing or device.writing or device.storing_ids
-        listed = device.ready or device.wanting or device.segments or device.name in self._dirty
-        if device.mode is not Mode.PARKED or busy or listed or device.marks or not len(device.parked):
-            return
-        del self._devices[device.name]
-        if device.cursor.says_anything:
-            self._cursors[device.name] = device.cursor
-        self._asleep[device.name] = device.parked, device.probe_wait_us, device.probe_at_us
-
-    def _known(self, name: str) -> Device | None:
-        return self._device(name) if name in self._devices or name in self._asleep else None
-
-    def _device(self, name: str) -> Device:
-        device = super()._device(name)
-        asleep = self._asleep.pop(name, None)
-        if asleep is not None:
-            device.mode = Mode.PARKED
-            device.parked, device.probe_wait_us, device.probe_at_us = asleep
-        return device
-
-    def _can_probe(self, name: str) -> bool:
-        """Whether a push would tell: a broker that queues for absent devices, or drops for them, says nothing."""
-        return self._limits.answers or (self._tells_absence and not self.presence.absent(name))
-
-    def _line_up(self, name: str) -> None:
-        """A parked device waits for its turn to be tried, without more of it in memory than its ids if it sleeps."""
-        if name in self._asleep:
-            self._asleep[name] = *self._asleep[name][:2], DUE
-        else:
-            self._devices[name].probe_at_us = DUE
-        self._next_round.append(name)
-
-    def _look_later(self, name: str, now_us: int) -> None:
-        """See later whether a parked device can be tried."""
-        if name not in self._asleep:
-            self._plan_probe(self._devices[name], now_us)
-            return
-        parked, wait, _ = self._asleep[name]
-        wait = wait or self._limits.probe_min_us
-        self._asleep[name] = parked, min(2 * wait, self._limits.probe_max_us), now_us + wait
-        self._look_again(now_us + wait, name)
-
-    def _try_due(self, now_us: int) -> None:
-        """Have some of the devices that are due wait for their turn: in rounds, in the order of the log, so that what is
-        read for one stands close behind what was read for the one before.
-        """
-        while self._pulling.unheard < _UNHEARD and (self._round or self._next_round):
-            if not self._round:
-                self._round, self._next_round = self._next_round, []
-                self._round.sort(key=lambda name: self._due(name) or BEFORE_ALL, reverse=True)
-                continue
-            name = self._round.pop()
-            if self._due(name) is None:
-                continue  # it was back since
-            if self._can_probe(name):
-                self._wake(self._device(name), probing=True)
-            else:
-                self._look_later(name, now_us)
-
-    def _due(self, name: str) -> CommandPosition | None:
-        """Return the first of what waits for a device that is due to be tried, None when it is not."""
-        asleep, device = self._asleep.get(name), self._devices.get(name)
-        if asleep is not None:
-            return asleep[0].position(0) if asleep[2] == DUE else None
-        if device is None or device.mode is not Mode.PARKED or device.probe_at_us != DUE:
-            return None
-        return device.parked.position(0) if len(device.parked) else BEFORE_ALL
-
-    def _plan_probe(self, device: Device, now_us: int) -> None:
-        device.probe_wait_us = device.probe_wait_us or self._limits.probe_min_us
-        device.probe_at_us = now_us + device.probe_wait_us
-        self._look_again(device.probe_at_us, device.name)
-        device.probe_wait_us = min(2 * device.probe_wait_us, self._limits.probe_max_us)
-
-    def _try_later(self, device: Device, now_us: int) -> None:
-        """Have a device of which nothing is pulled yet give up its turn to be tried."""
-        device.mode = Mode.PARKED
-        device.probing = device.wanting = False
-        self._pulling.discard(device)
-        self._plan_probe(device, now_us)
-        self._sleep(device)
-
-    def _wake(self, device: Device, *, probing: bool = False, sweeping: bool = False) -> None:
-        device.mode = Mode.REPLAYING
-        self._rounds += 1
-        device.round = self._rounds
-        device.probing, device.sweeping = probing, sweeping
+        device.on(event)
+        replay.epoch = self.new_epoch()
+        replay.probing, replay.sweeping = probing, sweeping
         if len(device.parked):
-            if not probing and not sweeping:
-                self._is_back(device, True)
-            self._want(device)
+            if not replay.tried:
+                self.mark_online(device, True)
+            self.want(device)
         else:
-            self._live(device)
+            self._catch_up(device)
 
-    def _is_back(self, device: Device, back: bool) -> None:
-        """Have it in Pulsar whether the next owner may go on without a sign of life."""
-        if device.cursor.back is not back:
-            device.cursor.back = back
-            self._dirty[device.name] = device
+    def mark_online(self, device: Device, online: bool) -> None:
+        """Store with the cursor whether the next owner may continue the replay without a sign of life."""
+        if device.cursor.online is not online:
+            device.cursor.online = online
+            self._devices.mark_dirty(device)
 
-    def _live(self, device: Device) -> None:
-        device.mode = Mode.LIVE
-        device.probing = device.sweeping = False
-        self._tainted.discard(device.name)
+    def _catch_up(self, device: Device) -> None:
+        device.on(DeviceEvent.CATCH_UP)
+        device.replay.probing = device.replay.sweeping = False
+        self.unmarked.discard(device.name)
 
-    def _want(self, device: Device) -> None:
-        """Have more of its parked commands pulled: not one by one as they are settled, but a few together."""
-        if device.mode is not Mode.REPLAYING or device.wanting:
+    def restart(self, device: Device) -> None:
+        """Ignore the pulls that are under way."""
+        device.replay.epoch = self.new_epoch()
+        device.replay.coming = 0
+
+    def stop(self, device: Device) -> None:
+        """The device is parked: nothing is read for it."""
+        self.restart(device)
+        self.scheduler.discard(device)
+        device.replay.probing = device.replay.sweeping = device.replay.waiting = False
+
+    def goes_online(self, device: Device) -> None:
+        """A device that is replayed gave a sign of life: it waits with the online ones from now on."""
+        if device.replay.tried:
+            device.replay.probing = device.replay.sweeping = device.replay.waiting = False
+        self.want(device)
+
+    # --- pulls ---
+
+    def want(self, device: Device) -> None:
+        """Have more of a device's parked commands read: a few together, not one whenever one is settled."""
+        if device.mode is not Mode.REPLAYING or device.replay.waiting:
             return
-        taken = self._taken(device)
-        room = taken + self._at_once <= _AHEAD if not device.failures else not taken
-        if taken < len(device.parked) and room:
-            device.wanting = True
-            self._pulling.add(device, device.parked.position(taken))
+        pulled = device.pulled
+        room = pulled + self.budget.at_once <= _AHEAD if not device.failures else not pulled
+        if pulled < len(device.parked) and room:
+            device.replay.waiting = True
+            self.scheduler.add(device, device.parked.position(pulled))
 
-    @staticmethod
-    def _taken(device: Device) -> int:
-        """Return how many from the head of the list are pulled, or being pulled, and not done with."""
-        items = chain(device.queue, device.unstored, device.storing)
-        return device.coming + sum(1 for item in items if item.pulled or item.listed)
+    @property
+    def _room(self) -> int:
+        # Commands of devices that do not answer wait for long, one of each device: others need the window.
+        failing = min(len(self._failing), _FAILING * self._window)
+        return self._window - self.coming - (self._commands.pulled_count - failing)
 
-    def _refill(self, now_us: int) -> None:
-        """Let through what the shaped rate allows by now, so that live devices do not feel it."""
-        rate = self._limits.replay_rate
-        passed = max(0, now_us - self._tokens_at_us)
-        most = max(self._at_once, rate / 20)
-        self._tokens = min(most, self._tokens + passed * rate / _SECOND)
-        self._tokens_at_us = now_us
+    @property
+    def may_pull(self) -> bool:
+        """Whether link and window allow to read parked commands now."""
+        return self._flights.sends and self._room >= self.budget.at_once
 
-    def _pull(self) -> None:
-        """Pull for those that are back, and for a few others."""
-        while self._pulling and self._tokens >= self._at_once and self._pulls_now:
-            device = self._pulling.next()
-            device.wanting = False
-            unheard = device.probing or device.sweeping
-            ahead = 1 if unheard or device.failures else _AHEAD
-            taken = self._taken(device)
-            count = min(ahead - taken, len(device.parked) - taken, self._pull_room, int(self._tokens))
+    def pull(self) -> bool:
+        """Read for devices that are online, and for a few that are probed. Returns whether anything was read."""
+        budget, before = self.budget, self.budget.tokens
+        while self.scheduler and budget.tokens >= budget.at_once and self.may_pull:
+            device = self.scheduler.next()
+            replay, parked = device.replay, device.parked
+            replay.waiting = False
+            ahead = 1 if replay.tried or device.failures else _AHEAD
+            pulled = device.pulled
+            count = min(ahead - pulled, len(parked) - pulled, self._room, int(budget.tokens))
             if device.mode is not Mode.REPLAYING or count < 1:
                 continue
-            wanted = tuple(device.parked.position(taken + n) for n in range(count))
-            places = tuple(device.parked.place(taken + n) for n in range(count))
-            device.coming += count
-            self._coming += count
-            # Nobody waits for a probe as a device waits that is back: it costs as much as a turn of such a one.
-            self._tokens -= UNHEARD_EVERY * count if device.probing else count
-            self._actions.append(Pull(device.name, device.round, wanted, places, unheard))
+            wanted = tuple(parked.position(pulled + n) for n in range(count))
+            copies = tuple(parked[pulled + n].copy for n in range(count))
+            replay.coming += count
+            self.coming += count
+            # A probe costs as much as a turn of an online device: no device waits for it.
+            budget.tokens -= PROBE_EVERY * count if replay.probing else count
+            self._outbox.add(Pull(device.name, replay.epoch, wanted, copies, replay.tried))
+        return budget.tokens < before
 
-    def _gave_sign(self, device: Device, now_us: int) -> None:
-        self.presence.alive(device.name, now_us)
+    def wants(self, name: str, epoch: int) -> bool:
+        """Return whether a ``Pull`` of this epoch still counts."""
+        device = self._devices.awake.get(name)
+        return device is not None and device.replay.epoch == epoch
 
-    def _confirmed_of(self, device: Device, item: Item) -> None:
-        device.probing = False
-        if item.pulled:
-            device.cursor.back = True  # it is written with what this settles
-        device.probe_wait_us = 0
-        if item.pulled:
-            if item.answered_at_us and not item.again and device.queue[0] is not item:
-                # The cursor does not pass it yet: put back with what is before it, it is not to be done twice.
-                self._keep_answer(item)
-            why = _AGAIN if item.again else ""
-            self._note(item, State.CONFIRMED, "answered" if item.answered_at_us else "delivered", why)
-        elif not self._limits.answers:
-            device.cursor.seen(item.confirmed_at_us - self._limits.unsure_us)
-            one = ParkedId(item.position, item.command.expires_at_ms, True, True)
-            device.cursor.trust(Sure(one, item.confirmed_at_us))
+    def pulled(
+        self, name: str, epoch: int, position: CommandPosition, command: Command | None, now_us: int
+    ) -> Device | None:
+        """A parked command was read, None when Pulsar has it no more. Returns the device if its sweep has ended."""
+        self.coming -= 1
+        device = self._devices.awake.get(name)
+        if device is None or device.replay.epoch != epoch:
+            self._outbox.add(Forget(position))
+            return None
+        device.replay.coming -= 1
+        index = device.parked.find(position)
+        assert index is not None
+        one = device.parked[index]
+        known = command or Command("", name, "", b"")
+        tracked = TrackedCommand(position, known, pulled=True, maybe_seen=one.maybe_seen, resend=one.resend)
+        self._commands.add_pulled(tracked)
+        device.queue.append(tracked)
+        if command is None and 0 < one.expires_at_ms * 1000 <= now_us:
+            self._settlement.settle_pulled(device, tracked, "expired", "")  # before: its acknowledgement was lost
+        elif command is None:
+            self._settlement.settle_pulled(device, tracked, "rejected", _LOST)
+        elif not one.resend and self._late.settle(tracked):  # answered in its time, whatever the time is now
+            device.ids.add(command.command_id)
+            self._settlement.confirmed(device, tracked)
+        elif command.expired(now_us):
+            self._settlement.settle_pulled(device, tracked, "expired", "")
+        elif device.replay.sweeping:
+            return device
+        elif (device.cursor.knows(command.command_id) and not one.resend) or command.command_id in device.ids:
+            self._settlement.settle_pulled(device, tracked, "duplicate", DUPLICATE)
+        else:
+            device.ids.add(command.command_id)
+            self._devices.look_at(device)
+        return None
 
-    def _keep_answer(self, item: Item) -> None:
-        self._late.give(item.position, Given(item.answer, item.answer_length, item.answered_at_us))
+    def put_back(self, device: Device, tracked: TrackedCommand) -> None:
+        """Have a pulled command wait in Pulsar again."""
+        self._drop(tracked.position)
+        # A dead letter that is being stored does not settle it any more.
+        device.given_up.discard(tracked.position)
+        tracked.on(CommandEvent.PARK)
+        if tracked.attempts:
+            self._late.attempted(tracked)
+            device.parked.mark_seen(tracked.position)
+            self.unmarked.add(device.name)
 
-    def _passed(self, device: Device, stored: list[Item]) -> None:
-        done = [item for item in stored if item.pulled or item.listed]
-        for item in done:
-            self._late.forget(item.position)
-            if item.pulled:
-                del self._pulled[item.position]
-                self._failing.discard(item.position)
-                self._actions.append(Forget(item.position))
+    def pull_less(self, device: Device, head: TrackedCommand) -> None:
+        """An online device fails: what was read behind its head takes room from others, and waits in Pulsar again."""
+        self.restart(device)
+        while (tracked := device.queue[-1]) is not head and tracked.pulled and tracked.state is CommandState.QUEUED:
+            device.queue.pop()
+            device.ids.discard(tracked.command.command_id)
+            self.put_back(device, tracked)
+        if head.pulled:
+            self._failing.add(head.position)
+
+    def passed(self, device: Device, stored: list[TrackedCommand]) -> None:
+        """The device's cursor is stored beyond these commands."""
+        done = [tracked for tracked in stored if tracked.pulled or tracked.listed]
+        for tracked in done:
+            self._late.forget(tracked.position)
+            if tracked.pulled:
+                self._drop(tracked.position)
         if done:
-            before = len(device.parked)
-            removed = device.parked.finish(done[-1].position)
-            self._parked_count -= before - len(device.parked)
-            for key in removed:
-                device.segments.pop(key, None)
-                self._remove(key)
+            for key in self._segments.finish(device, done[-1].position):
+                device.segment_write.keys.pop(key, None)
+                self._outbox.remove_segment(key)
         if device.mode is Mode.REPLAYING and not len(device.parked):
-            self._live(device)
-        self._want(device)
-        self._sleep(device)
+            self._catch_up(device)
+        self.want(device)
+        self._devices.sleep(device)
 
-    @property
-    def stored_devices(self) -> list[str]:
-        """The devices of which anything stands in the cursors partition."""
-        parked = (d.name for d in self._devices.values() if len(d.parked))
-        return list(dict.fromkeys((*self.with_cursors, *self._asleep, *parked)))
+    def _drop(self, position: CommandPosition) -> None:
+        self._commands.remove_pulled(position)
+        self._failing.discard(position)
+        self._outbox.add(Forget(position))
 
-    def store_once_more(self, name: str) -> None:
-        """Store the ids of a device's parked commands as they stand, under the keys that they have."""
-        device = self._devices.get(name)
-        if device is None and name not in self._asleep:
-            return
-        parked, unwritten = (self._asleep[name][0], {}) if device is None else (device.parked, device.segments)
-        for key, payload in parked.stored():
-            if key not in unwritten:
-                self._busy += 1
-                self._actions.append(StoreSegment(key, payload))
-
-    def store_again(self, now_us: int) -> None:
-        """Pulsar has lost the cursors partition: store the ids of all parked commands once more, as they stand, so that
-        no device is woken for it, and nothing is stored together that is to be moved apart.
-        """
-        if not self._writes_ids:
-            self._flush_at_us = now_us + self._limits.coalesce_us
-        self._unstored_again = deque(name for name, _ in self._all_parked())
-
-
-def _spread_us(name: str, wait_us: int) -> int:
-    """Return a time about as long as ``wait_us``, each device its own, so that not all are tried at one moment."""
-    return wait_us // 2 + crc32(name.encode()) % max(1, wait_us)
+    def next_time_us(self, *, probes: bool) -> int | None:
+        """Return when the next pull is due, None without one. ``probes``: devices wait to be probed."""
+        if (self.scheduler or probes) and self.may_pull:
+            return self.budget.available_us(self.budget.at_once)
+        return None

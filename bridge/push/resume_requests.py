@@ -1,9 +1,9 @@
-"""What a device asks for when it holds its own offset, and what it is told. Pure.
+"""Resume requests of devices, and their answers.
 
-A request is the position of the last command that the device has had, with its tag: ``{"from": "0.3.7.1.-1.<tag>"}``,
-or the bare text, or the six topic levels ``0/3/7/1/-1/<tag>`` as they stand behind a command's topic. The tag proves
-that the request comes from this device (``position_tags``). ``earliest``, for all that Pulsar still has, proves nothing:
-it is refused without ``push.resume_earliest``.
+A request is the position of the last command that the device has had, with its tag: ``{"from": "0.3.7.1.-1.<tag>"}``, or the
+bare text, or the six topic levels ``0/3/7/1/-1/<tag>`` as they follow a command's topic. The tag proves that the request
+comes from this device (``position_tags``). ``earliest``, for all that Pulsar still has, proves nothing: push refuses it
+without ``push.resume_earliest``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.position_tags import GENERATION, PositionTags, read_position
 
 __all__ = ["EARLIEST_TEXT", "MAX_REQUEST_BYTES", "ResumeAnswer", "ResumeRequest", "read_from", "refusal"]
@@ -25,7 +24,7 @@ MAX_REQUEST_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """A request that names a place. ``after`` is the last command that the device has had."""
+    """A request that names a position. ``after`` is the last command that the device has had."""
 
     device: str
     text: str
@@ -33,7 +32,7 @@ class ResumeRequest:
     at_us: int
     """When the device sent it, in µs since the epoch."""
     token: int
-    """By which its shell knows it."""
+    """By which the shell identifies it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,9 @@ def refusal(why: str, text: str) -> bytes:
 def read_from(
     payload: bytes, device: str, partition: int, tags: PositionTags, *, earliest: bool
 ) -> tuple[str, CommandPosition]:
-    """Return the text and the place of a request of ``device``; ``earliest`` says whether it may ask for everything.
+    """Return the text and the position of a request of ``device``; ``earliest`` says whether it may ask for everything.
 
-    Raises ContractError with what the device is told.
+    Raises ContractError with the reason for the device.
     """
     if len(payload) > MAX_REQUEST_BYTES:
         raise ContractError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
@@ -100,7 +99,7 @@ def _text_of(payload: bytes) -> str:
         body = json.loads(text)
     except (ValueError, RecursionError):
         raise ContractError('a request is {"from": "<position>"}') from None
-    place = body.get("from") if isinstance(body, dict) else body
-    if not isinstance(place, str):
+    position = body.get("from") if isinstance(body, dict) else body
+    if not isinstance(position, str):
         raise ContractError('a request is {"from": "<position>"}')
-    return place.strip().strip("/")
+    return position.strip().strip("/")

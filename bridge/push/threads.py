@@ -1,19 +1,55 @@
-"""How the threads beside a session end: whatever ends one is told, so that nobody waits for a thread that is gone."""
+"""What the threads of a partition share: a budget of what was read, and a way to report their end."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
-__all__ = ["telling"]
+__all__ = ["Budget", "reporting_failure"]
 
 
-def telling(work: Callable[[], None], failed: Callable[[Exception], None]) -> Callable[[], None]:
-    """Return ``work`` as the target of a thread; ``failed`` is called on it with what ends it but its return."""
+class Budget:
+    """Bounds what was read from Pulsar and is still needed, in messages and bytes. A reader waits for room."""
 
-    def told() -> None:
+    def __init__(self, messages: int, size: int) -> None:
+        self._room = threading.Condition()
+        self._messages = messages
+        self._bytes = size
+        self._open = True
+
+    def wait(self) -> bool:
+        """Wait until there is room. Returns False when the budget was closed."""
+        with self._room:
+            self._room.wait_for(lambda: not self._open or (self._messages > 0 and self._bytes > 0))
+            return self._open
+
+    def acquire(self, size: int) -> None:
+        """A message of ``size`` bytes was read."""
+        with self._room:
+            self._messages -= 1
+            self._bytes -= size
+
+    def release(self, size: int) -> None:
+        """A message of ``size`` bytes is not needed any more."""
+        with self._room:
+            self._messages += 1
+            self._bytes += size
+            self._room.notify_all()
+
+    def close(self) -> None:
+        """End all waits, now and later."""
+        with self._room:
+            self._open = False
+            self._room.notify_all()
+
+
+def reporting_failure(work: Callable[[], None], failed: Callable[[Exception], None]) -> Callable[[], None]:
+    """Return ``work`` as the target of a thread; ``failed`` is called on that thread with the exception that ends it."""
+
+    def run() -> None:
         try:
             work()
         except Exception as e:  # noqa: BLE001 it is handed to the owner, whose session ends with it
             failed(e)
 
-    return told
+    return run

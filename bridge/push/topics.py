@@ -1,30 +1,30 @@
-"""Looks every few seconds whether push's topics are still there, and makes anew what was deleted under it (H11).
+"""Watches push's topics, and re-creates deleted ones (H11).
 
-Pulsar makes no topic in our namespaces by itself, so producers and consumers of one that was deleted wait for it, and
-go on by themselves once it is there again. What a deleted cursors topic knew only its owners know: they are told, and
-write it down again. It may be made anew by others as well, between two looks; that shows in its ledgers, of which none
-is one that it had.
+Pulsar creates no topic in our namespaces by itself, so producers and consumers of a deleted topic wait, and continue when it
+exists again. Only the owners know what a deleted cursors topic contained: they are notified, and write it again. Another
+program may re-create it between two looks; that shows in its ledgers, none of which it had before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, partition_name
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.health import Health
-from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.provisioning import create_topic
 from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
 from bridge.pulsar.watch import Watch
+from bridge.push.metrics import PartitionMetrics
 from bridge.settings import Settings
 
-__all__ = ["TopicWatch", "watching_topics"]
+__all__ = ["TopicWatch", "backlogs", "watching_lag", "watching_topics"]
 
 log = structlog.get_logger("push")
 
@@ -43,7 +43,7 @@ class TopicWatch:
         self._forgotten = forgotten
         self._had: dict[str, int] = {}
         """Topic to the number of its partitions."""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         """Topics that are gone and cannot be made."""
         self._ledgers: set[int] = set()
 
@@ -55,16 +55,16 @@ class TopicWatch:
                 count = self._make_again(replace(need, partitions=self._had[need.topic]))
             if need.topic == self._commands and 0 < self._had.get(need.topic, 0) < count:
                 log.error(
-                    "topic has more partitions than before: nobody pushes what is in the new ones, and devices change "
-                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), start all "
-                    "push processes anew",
+                    "topic has more partitions than before: no push process owns the new ones, and devices change "
+                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), restart all "
+                    "push processes",
                     topic=need.topic,
                     partitions=count,
                     before=self._had[need.topic],
                 )
             if count:
                 self._had[need.topic] = count
-                self._said.discard(need.topic)
+                self._reported.discard(need.topic)
         ledgers = {int(ledger["ledgerId"]) for ledger in self._admin.internal_stats(self._cursors)["ledgers"]}
         if self._ledgers and ledgers and not ledgers & self._ledgers:
             self._forgotten()
@@ -82,11 +82,11 @@ class TopicWatch:
         count = self._admin.partition_count(need.topic)
         if count:
             log.warning(
-                "topic was deleted, and with it what it held; it is made anew: see who deletes it",
+                "topic was deleted with its messages, and push re-created it. Action: see which program deletes it",
                 topic=need.topic,
             )
-        elif need.topic not in self._said:
-            self._said.add(need.topic)
+        elif need.topic not in self._reported:
+            self._reported.add(need.topic)
             log.warning(
                 "topic was deleted, commands wait until it is there again; run these commands",
                 topic=need.topic,
@@ -100,7 +100,7 @@ class TopicWatch:
 def watching_topics(
     settings: Settings, health: Health, partition: int, forgotten: Callable[[], None]
 ) -> Iterator[None]:
-    """Keep push's topics there while the block runs. With ``pulsar.provision: off`` nobody looks.
+    """Keep push's topics there while the block runs. Does nothing with ``pulsar.provision: off``.
 
     ``partition`` is one of the cursors, ``forgotten`` as ``TopicWatch`` takes it; it is called on a thread of its own.
     """
@@ -115,3 +115,45 @@ def watching_topics(
         watch = TopicWatch(admin, partition, forgotten)
         with Watch("push-topics", _EVERY_S, watch.look, over=lambda: health.ending, failed=failed):
             yield
+
+
+_BACKLOG_EVERY_S: Final = 15.0
+
+
+def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int, int]:
+    """Return the commands that are not acknowledged, by partition, from the topic's partitioned statistics. Pure."""
+    found = {}
+    for number in range(partitions):
+        one = (stats.get("partitions") or {}).get(partition_name(topic, number), {})
+        subscription = (one.get("subscriptions") or {}).get(PUSH_SUBSCRIPTION)
+        if subscription is not None:
+            found[number] = int(subscription["msgBacklog"])
+    return found
+
+
+@contextmanager
+def watching_lag(settings: Settings, health: Health, partitions: Mapping[int, PartitionMetrics]) -> Iterator[None]:
+    """Show the backlog of the partitions that are owned here while the block runs, if an endpoint shows metrics.
+
+    Pulsar's admin reports it now and then; push itself knows what it has received. If the cluster does not let push read
+    statistics, the metric is missing, and nothing else changes.
+    """
+    if settings.metrics.port == 0:
+        yield
+        return
+    topic = settings.pulsar.system_topic(COMMANDS_TOPIC)
+
+    def ask() -> None:
+        stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
+        for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
+            if number in partitions:
+                partitions[number].lag(lag)
+
+    def failed(error: PulsebridgeError) -> None:
+        log.debug("the lag is not known", why=error.what)
+
+    with (
+        PulsarAdmin(settings.pulsar, timeout_s=5.0) as admin,
+        Watch("push-lag", _BACKLOG_EVERY_S, ask, over=lambda: health.ending, failed=failed),
+    ):
+        yield

@@ -1,17 +1,16 @@
-"""Shows the way of commands through push, a line for each step: ``pulsebridge push --trace ID|DEVICE|all``.
+"""Tracing: the steps of commands through push, a log line for each: ``pulsebridge push --trace ID|DEVICE|all``.
 
 notified
-    An arrival: Pulsar tells of a message at a position; ms since it was published.
+    An arrival: Pulsar delivers a message; ms since it was published.
 matched
-    Which device it is for, and how that device's queue stands: live, parked or replaying.
+    Which device it is for, and whether that device's queue is live, parked or replaying.
 pulled
-    Its message is here, by ``subscription`` for a live device, by ``position`` for one that is back.
+    Its message is here, by ``subscription`` for a live device, by ``position`` for one that is replayed.
 pushed
     Handed to the MQTT link.
 
-Then puback and answered, cursor (stored), receipt (stored), acked; parked (its id is stored) where the device is away;
-dead letter where it is given up. ``TracedDoing`` takes the place of ``Doing``, so that nothing is asked where nothing is
-traced.
+Then puback and answered, cursor (stored), receipt (stored), acked; parked (its id is stored) if the device is parked;
+dead letter if push gives it up.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from bridge.contract import C_DEVICE, C_ID
 from bridge.contract.commands import CommandPosition
 from bridge.mqtt.types import Confirmation
 from bridge.push.actions import Ack, Action, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.answers import Answer
-from bridge.push.core import NO_SUBSCRIBERS
-from bridge.push.doing import Doing
-from bridge.push.pulling import Pulled
-from bridge.push.queues import Mode
-from bridge.push.taken import Taken
+from bridge.push.delivery import NO_SUBSCRIBERS
+from bridge.push.device_protocol import DeviceAnswer
+from bridge.push.partition import Partition
+from bridge.push.puller import Pulled
+from bridge.push.states import Mode
+from bridge.push.stored_message import StoredMessage
 
-__all__ = ["EVERYTHING", "TracedDoing", "Traces"]
+__all__ = ["EVERYTHING", "Observer", "Tracer", "Traces"]
 
 log = structlog.get_logger("push.trace")
 
@@ -73,7 +72,7 @@ class Traces:
             self._known.popitem(last=False)
 
     def step(self, position: CommandPosition, now_us: int) -> dict[str, Any] | None:
-        """Return what each line of a command tells, and note the step; None for one that is not traced.
+        """Return the fields of each line of a command, and note the step; None for one that is not traced.
 
         ``ms`` is the time since the step before, None where none was seen.
         """
@@ -117,89 +116,117 @@ class Traces:
         self._known.pop(position, None)
 
 
-class TracedDoing(Doing):
-    """The hands of one core, telling what they do. All of it runs on the session's thread."""
+class Observer:
+    """Sees the steps of commands; each method is called by ``Effects``, on the partition's thread. This one ignores them."""
 
-    def __init__(self, *made: Any, wanted: str) -> None:
-        """``made`` is what ``Doing`` takes; ``wanted`` as ``Traces`` takes it."""
-        super().__init__(*made)
+    def received(self, message: StoredMessage) -> None:
+        """A message of the commands partition came."""
+
+    def routed(self, message: StoredMessage) -> None:
+        """The core has it."""
+
+    def pulled(self, event: Pulled) -> None:
+        """A parked command was read."""
+
+    def begun(self, action: Action) -> None:
+        """An action was begun."""
+
+    def confirmed(self, number: int, confirmation: Confirmation) -> None:
+        """The broker answered push ``number``."""
+
+    def answered(self, answer: DeviceAnswer, waited: bool) -> None:
+        """A device answered; ``waited``: its command waited for that."""
+
+    def stored(self, token: object) -> None:
+        """Pulsar has stored what was written for ``token``."""
+
+
+class Tracer(Observer):
+    """Logs the steps of the commands that are traced."""
+
+    def __init__(self, wanted: str, core: Partition, partition: int, confirm: str) -> None:
+        """``wanted`` as for ``Traces``; ``confirm`` is ``push.confirm``."""
         self._traces = Traces(wanted)
-        self._parked: set[CommandPosition] = set()  # stored as parked: their ack does not end them
+        self._core = core
+        self._partition = partition
+        self._confirm = confirm
+        self._parked: set[CommandPosition] = set()  # stored as parked: their acknowledgement does not end them
 
-    def _say(self, step: str, position: CommandPosition, **more: object) -> None:
-        told = self._traces.step(position, time.time_ns() // 1000)
-        if told is not None:
-            where = position.encode(self._log.partition)
-            log.info(step, **told, position=where, **{k: v for k, v in more.items() if v is not None})
+    def _log(self, step: str, position: CommandPosition, **more: object) -> None:
+        fields = self._traces.step(position, time.time_ns() // 1000)
+        if fields is not None:
+            given = {key: value for key, value in more.items() if value is not None}
+            log.info(step, **fields, position=position.encode(self._partition), **given)
 
-    def arrived(self, message: Taken) -> None:
-        """Trace an arrival: notified, matched, and pulled where the device is live."""
+    def _mode(self, device: str) -> Mode:
+        return self._core.devices.mode_of(device)
+
+    def received(self, message: StoredMessage) -> None:
+        """Log an arrival."""
         properties, position = message.properties, message.position
         device = properties.get(C_DEVICE, message.key)
         self._traces.begin(position, properties.get(C_ID, ""), device, message.published_ms * 1000)
-        self._say("notified", position)
-        super().arrived(message)
-        mode = self._core.mode_of(device)
-        self._say("matched", position, queue=mode.name.lower())
+        self._log("notified", position)
+
+    def routed(self, message: StoredMessage) -> None:
+        """Log the device's mode, and that the message is here for a live one."""
+        mode = self._mode(message.properties.get(C_DEVICE, message.key))
+        self._log("matched", message.position, queue=mode.name.lower())
         if mode is Mode.LIVE:
-            self._say("pulled", position, by="subscription", bytes=len(message.payload))
+            self._log("pulled", message.position, by="subscription", bytes=len(message.payload))
 
     def pulled(self, event: Pulled) -> None:
-        """Trace a pull by position."""
+        """Log a read by position."""
         if event.message is not None:
             properties = event.message.properties
             self._traces.begin(event.position, properties.get(C_ID, ""), event.pull.device)
-            self._say("pulled", event.position, by="position", bytes=len(event.message.payload))
-        super().pulled(event)
+            self._log("pulled", event.position, by="position", bytes=len(event.message.payload))
 
-    def answered(self, answer: Answer) -> bool:
-        """Trace the answer of a device."""
-        known = super().answered(answer)
-        self._say("answered", answer.position, failed=answer.failed, waited_for=known)
-        if known and not answer.failed:
+    def answered(self, answer: DeviceAnswer, waited: bool) -> None:
+        """Log the answer of a device."""
+        self._log("answered", answer.position, failed=answer.failed, waited_for=waited)
+        if waited and not answer.failed:
             self._traces.settled(answer.position)
-        return known
 
-    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
+    def confirmed(self, number: int, confirmation: Confirmation) -> None:
+        """Log a PUBACK."""
         position = self._traces.position_of(number)
-        if position is not None:
-            self._say("puback", position, reason=f"0x{confirmation.reason:02X}")
-            taken = confirmation.reason < 0x80 and confirmation.reason != NO_SUBSCRIBERS
-            if taken and self._settings.push.confirm == "broker":
-                self._traces.settled(position)
-        super()._confirmed(number, topic, confirmation)
+        if position is None:
+            return
+        self._log("puback", position, reason=f"0x{confirmation.reason:02X}")
+        accepted = confirmation.reason < 0x80 and confirmation.reason != NO_SUBSCRIBERS
+        if accepted and self._confirm == "broker":
+            self._traces.settled(position)
 
-    def do(self, action: Action) -> None:
-        """Trace what is begun."""
-        super().do(action)
+    def begun(self, action: Action) -> None:
+        """Log a push, a pull, a dead letter or an acknowledgement."""
         if isinstance(action, Push):
             self._traces.pushed(action.number, action.position)
-            self._say("pushed", action.position, mqtt_topic=action.command.mqtt_topic, repeat=action.repeat or None)
+            self._log("pushed", action.position, mqtt_topic=action.command.mqtt_topic, repeat=action.repeat or None)
         elif isinstance(action, StoreCursor):
             self._traces.cursor_written(action.device)
         elif isinstance(action, Pull):
             for position in action.positions:
                 self._traces.begin(position, "", action.device)
-                self._say("waking", position, queue=self._core.mode_of(action.device).name.lower())
+                self._log("waking", position, queue=self._mode(action.device).name.lower())
         elif isinstance(action, DeadLetter):
-            self._say("given up", action.position, why=action.reason)
+            self._log("given up", action.position, why=action.reason)
         elif isinstance(action, Ack):
-            self._say("acked", action.position)
+            self._log("acked", action.position)
             if action.position not in self._parked:
                 self._traces.end(action.position)
             self._parked.discard(action.position)
 
     def stored(self, token: object) -> None:
-        """Trace what Pulsar has stored."""
+        """Log what Pulsar has stored."""
         if isinstance(token, StoreCursor):
             for position in self._traces.cursor_stored(token.device):
-                self._say("cursor", position)
+                self._log("cursor", position)
         elif isinstance(token, StoreSegment):
             for position in token.parked:
-                self._say("parked", position)
+                self._log("parked", position)
             self._parked.update(token.parked)
         elif isinstance(token, StoreReceipt):
-            self._say("receipt", token.position, state=token.receipt.state)
+            self._log("receipt", token.position, state=token.receipt.state)
         elif isinstance(token, DeadLetter):
-            self._say("dead letter", token.position)
-        super().stored(token)
+            self._log("dead letter", token.position)

@@ -14,13 +14,12 @@ from bridge.health import Health
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import existing_commands, provision_commands
 from bridge.pulsar.watch import watching_pulsar
+from bridge.push.compaction import watching_compaction
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
-from bridge.push.holds import watching_holds
-from bridge.push.lag import watching_lag
 from bridge.push.metrics import PushMetrics
-from bridge.push.owner import PartitionOwner
-from bridge.push.topics import watching_topics
+from bridge.push.supervisor import PartitionSupervisor
+from bridge.push.topics import watching_lag, watching_topics
 from bridge.settings import Settings
 
 __all__ = ["PushWorker"]
@@ -59,7 +58,7 @@ class PushWorker:
         self._stopping.set()
 
     def run(self) -> None:
-        """Push until stopped. Raises TerminalError or RefusedError when somebody has to change something first."""
+        """Push until stopped. Raises TerminalError or RefusedError when a person has to change something first."""
         count = self._provision()
         if not count:
             return
@@ -69,7 +68,7 @@ class PushWorker:
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics.groups, self._failed)
         owners = [
-            PartitionOwner(
+            PartitionSupervisor(
                 self._settings,
                 partition,
                 metrics[partition],
@@ -82,7 +81,7 @@ class PushWorker:
         ]
         groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
 
-        threads: list[PartitionOwner | GroupOwner] = [*owners, groups]
+        threads: list[PartitionSupervisor | GroupOwner] = [*owners, groups]
 
         def forgotten() -> None:
             for owner in owners:
@@ -96,7 +95,7 @@ class PushWorker:
         with (
             watching_pulsar(self._settings, self._health, commands),
             watching_lag(self._settings, self._health, metrics),
-            watching_holds(self._settings, self._health, list(metrics), aged, groups.roster_aged),
+            watching_compaction(self._settings, self._health, list(metrics), aged, groups.roster_aged),
             watching_topics(self._settings, self._health, min(metrics), forgotten),
         ):
             for thread in threads:
@@ -117,7 +116,7 @@ class PushWorker:
         self._stopping.set()
 
     def _provision(self) -> int:
-        told = False
+        warned = False
         pulsar = self._settings.pulsar
         part = self._health.part("provisioning")
         off = pulsar.provision == "off"
@@ -131,8 +130,8 @@ class PushWorker:
                     return count
                 except TransientError as e:
                     part.waits(str(e))
-                    if not told:
-                        log.warning("Pulsar is away; see that it is up", why=str(e))
-                        told = True
+                    if not warned:
+                        log.warning("Pulsar is away. Action: see that it is up", why=str(e))
+                        warned = True
                     self._stopping.wait(_WAIT_S)
         return 0

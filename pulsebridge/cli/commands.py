@@ -113,6 +113,6 @@ def _queue(topics: PushTopics, views: dict[int, PartitionView], copy: Copy) -> s
     if any(position in parked for _, position in copy.positions):
         return "parked"
     relocated = {position for _, position in copy.moved}
-    if any(one.place in relocated for one in parked):
+    if any(one.copy in relocated for one in parked):
         return "parked"
     return "waiting" if copy.positions else None  # a relocated copy alone does not prove that it still waits

@@ -131,7 +131,7 @@ def pending_json(waiting: Waiting, command: Command | None, emitted_us: int, par
         "state": "parked" if one is not None else "waiting",
         "emitted": _time(emitted_us),
         "expires": _time((command.expires_at_ms if command is not None else 0) * 1000),
-        "maybe_seen": one.maybe_seen or one.unsure if one is not None else None,
+        "maybe_seen": one.maybe_seen or one.resend if one is not None else None,
     }
 
 

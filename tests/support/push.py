@@ -174,11 +174,11 @@ class Devices:
 
     def answer(self, message: Message, payload: bytes, *user: tuple[str, str]) -> None:
         """Answer as MQTT 5 has it: to the response topic, with the correlation data."""
-        told = message.properties
-        assert told is not None
-        assert told.response_topic is not None
-        back = PublishProperties(user=user, correlation_data=told.correlation_data)
-        self._client.publish(told.response_topic, payload, properties=back)
+        received = message.properties
+        assert received is not None
+        assert received.response_topic is not None
+        back = PublishProperties(user=user, correlation_data=received.correlation_data)
+        self._client.publish(received.response_topic, payload, properties=back)
 
     def ids(self, device: str) -> list[str]:
         return [user(message)["command-id"] for message in self.got[device]]

@@ -29,11 +29,11 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
-from bridge.push.parked import GONE, Parked, decode_segment, segment_device
-from bridge.push.queues import Limits
-from bridge.push.records import CursorRecords
-from bridge.push.resume import ResumingCore
+from bridge.push.cursor_records import CursorRecords
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.resume_requests import ResumeRequest
+from bridge.push.segments import GONE, Parked, decode_segment, segment_device
 
 SECOND = 1_000_000
 
@@ -136,8 +136,8 @@ class PushWorld:
 
     def receive(self, _choice: int) -> None:
         """Pulsar hands over the next message that is not acknowledged."""
-        full = self.core.pending_bytes >= self.limits.pending_bytes
-        if full or self.core.pending >= self.limits.pending:
+        full = self.core.commands.pending_bytes >= self.limits.pending_bytes
+        if full or self.core.commands.pending >= self.limits.pending:
             return
         while self.next_read < len(self.log):
             position, command = self.log[self.next_read]
@@ -145,7 +145,7 @@ class PushWorld:
             if position in self.acked:
                 continue
             if command is None:
-                self.core.arrived_bad(position, "bad", command_id="", device="", size=2)
+                self.core.arrived_invalid(position, "bad", Command("", "", "", b""), 2)
             else:
                 self.core.arrived(position, command, self.now)
             self.run()
@@ -242,14 +242,14 @@ class PushWorld:
             chosen = list(of_one)[choice % len(of_one)]
             device, turn, position, place = next(one for one in self.pulls if one[:2] == chosen)
             self.pulls.remove((device, turn, position, place))
-            command = self._kept(position, place) if self.core.wants(device, turn) else None
+            command = self._kept(position, place) if self.core.replay.wants(device, turn) else None
             self.core.pulled(device, turn, position, command, self.now)
             self.run()
 
     def _kept(self, position: CommandPosition, place: CommandPosition | None) -> Command | None:
         if place == GONE:
             repeated = next(c for p, c in self.log if p == position)
-            assert self._told_already(repeated, position), "a command that is wanted was not moved"
+            assert self._has_final_receipt(repeated, position), "a command that is wanted was not moved"
             return None
         if place is not None:
             assert place >= self.copies_from, "a copy that is wanted was let go of"
@@ -260,16 +260,16 @@ class PushWorld:
             if not held and command is not None and command.expired(self.now):
                 assert self.receipts[command.command_id], "a command that is wanted was let go of"
                 return None  # it had expired before; its acknowledgement was lost, and it was parked
-            if not held and self._told_already(command, position):
+            if not held and self._has_final_receipt(command, position):
                 return None  # its acknowledgement was lost, and it was parked all the same
             assert held, "a command that is wanted was let go of"
         assert command is not None
         return command
 
-    def _told_already(self, command: Command | None, position: CommandPosition) -> bool:
-        told = [] if command is None else self.receipts[command.command_id]
+    def _has_final_receipt(self, command: Command | None, position: CommandPosition) -> bool:
+        receipts = [] if command is None else self.receipts[command.command_id]
         states = ("duplicate", "overflowed")
-        return any(one.state in states and one.position == position.encode(0) for one in told)
+        return any(one.state in states and one.position == position.encode(0) for one in receipts)
 
     def copy(self, choice: int) -> None:
         """Commands are copied to the other topic, or that fails half-way."""
@@ -285,24 +285,24 @@ class PushWorld:
                 assert kept is not None
                 self.copies.append(kept)
             if len(places) < len(order.positions):
-                self.core.copy_failed(order.move)
+                self.core.relocation.copy_failed(order.relocation)
             else:
-                self.core.copied(order.move, places, self.now)
+                self.core.relocation.copied(order.relocation, places, self.now)
             self.run()
 
     def trim(self, choice: int) -> None:
         """A look for what is wanted goes on, or a new one begins. At its end the holds are moved, behind the pulls that were
         ordered before, and Pulsar trims at once.
         """
-        if not self.core.looking:
-            self.core.begin_look()
-        if not self.core.look_on(self.now, choice % 4):
+        if not self.core.retention.scanning:
+            self.core.retention.begin_scan()
+        if not self.core.retention.scan(self.now, choice % 4):
             self.run()
             return
         while self.pulls:
             self.pull(0)
-        self.held_from = max(self.held_from, self.core.hold_from(self.now) or BEFORE_ALL)
-        self.copies_from = max(self.copies_from, self.core.keeps_copies_from() or BEFORE_ALL)
+        self.held_from = max(self.held_from, self.core.retention.trims_to(self.now) or BEFORE_ALL)
+        self.copies_from = max(self.copies_from, self.core.retention.keeps_copies_from() or BEFORE_ALL)
         self.run()
 
     def ask(self, choice: int) -> None:
@@ -317,7 +317,7 @@ class PushWorld:
         self.run()
 
     def _ask(self, request: ResumeRequest) -> None:
-        answer = self.core.asked(request, self.now)
+        answer = self.core.resume.asked(request, self.now)
         if answer is not None:
             self._do(AnswerRequest(request, answer))
 
@@ -333,8 +333,8 @@ class PushWorld:
                 ids.extend((*position, command.expires_at_ms))
         trimmed = wanted.after < self.trimmed
         first = next((p for p, _ in self.log if p >= self.trimmed), None) if trimmed else None
-        self.core.found(wanted.device, wanted.round, ids, trimmed=trimmed, first=first, now_us=self.now)
-        back_to = self.core.holds_from_now()
+        self.core.resume.found(wanted.device, wanted.epoch, ids, trimmed=trimmed, first=first, now_us=self.now)
+        back_to = self.core.resume.resends_from
         self.held_from = self.held_from if back_to is None else min(self.held_from, back_to)
         self.run()
 
@@ -346,9 +346,9 @@ class PushWorld:
 
     def _answer_arrives(self, action: AnswerRequest) -> None:
         self.pubacks.append((action, 0))
-        told = (self.owners, action.request.token)
-        if told not in self.answers_got:  # else the PUBACK was lost
-            self.answers_got.add(told)
+        answer_key = (self.owners, action.request.token)
+        if answer_key not in self.answers_got:  # else the PUBACK was lost
+            self.answers_got.add(answer_key)
             device, answer = action.request.device, action.answer
             first = (answer.first or BEFORE_ALL) if answer.trimmed else BEFORE_ALL
             self.resumed[device] = Resumed(action.request.after, first, len(self.inbox[device]))
@@ -363,7 +363,7 @@ class PushWorld:
             elif number in self.unanswered:
                 self.unanswered.remove(number)
                 self.requests.remove(number.request)
-                self.core.told(number.request)
+                self.core.request_answered(number.request)
             self.run()
 
     def store(self, choice: int) -> None:
@@ -380,8 +380,8 @@ class PushWorld:
             self.core.dead_letter_stored(action.position)
         elif isinstance(action, StoreSegment):
             self.core.segment_stored(action.parked)
-            if action.move:
-                self.core.move_stored(action.move)
+            if action.relocation:
+                self.core.relocation.stored(action.relocation)
         self.run()
         self._check_stored()
 
@@ -424,15 +424,15 @@ class PushWorld:
     def kill_broker(self, _choice: int) -> None:
         """The broker dies, and is not there when we connect again at once."""
         self.lose_link(0, closed=True)
-        self.core.broker_away()
+        self.core.flights.broker_unreachable()
         self.run()
 
     def connect(self, _choice: int) -> None:
         if not self.connected:
             self.connected = True
-            self.core.broker_answered()  # as it does when it is asked whether it reports absence
+            self.core.flights.broker_answered()  # as it does when it is asked whether it reports absence
             self.socket.extend(self.unanswered)
-            self.core.link_up(tells_absence=True)
+            self.core.link_up(reports_absence=True)
             self.run()
 
     def pass_time(self, choice: int) -> None:
@@ -443,16 +443,16 @@ class PushWorld:
     def write_again(self, _choice: int) -> None:
         """All records of the cursors partition are old: push rewrites all of them."""
         stood = set(self.cursors) | set(self.segments)
-        quiet = not self.writes and not self.core._busy  # else some are about to be removed
-        for device in self.core.stored_devices:
-            self.core.store_once_more(device)
-            cursor = self.core.cursor_of(device)
+        quiet = not self.writes and not self.core.outbox.writes  # else some are about to be removed
+        for device in self.core.devices.stored:
+            self.core.segments.rewrite(device)
+            cursor = self.core.devices.cursor_of(device)
             if cursor is not None:
                 self.writes.append(WrittenAgain(cursor.records(device, all_keys=True)))
         self.run()
         written = {key for one in self.writes if isinstance(one, WrittenAgain) for key, _ in one.records}
         written |= {one.key for one in self.writes if isinstance(one, StoreSegment)}
-        unwritten = {key for device in self.core._unwritten.values() for key in device.segments}
+        unwritten = {key for device in self.core.segments.unwritten.values() for key in device.segment_write.keys}
         assert not quiet or not stood - written - unwritten, "a record stays where it is"
 
     def lose_cursors(self, _choice: int) -> None:
@@ -460,11 +460,11 @@ class PushWorld:
         self._store_all()
         self.cursors.clear()
         self.segments.clear()
-        for device in self.core.with_cursors:
-            cursor = self.core.cursor_of(device)
+        for device in self.core.devices.with_cursors:
+            cursor = self.core.devices.cursor_of(device)
             if cursor is not None:
                 self.writes.append(WrittenAgain(cursor.records(device, whole=True)))
-        self.core.store_again(self.now)
+        self.core.segments.rewrite_all(self.now)
         self.run()
         self.forgotten = True
         self._store_all()
@@ -473,7 +473,7 @@ class PushWorld:
 
     def _store_all(self) -> None:
         """Nothing happens but that Pulsar stores what there is to store."""
-        while self.writes or self.core._writes_ids:
+        while self.writes or self.core.segments.pending:
             self.store(0)
             self.now += self.limits.coalesce_us
             self.core.tick(self.now)
@@ -500,18 +500,26 @@ class PushWorld:
         self.owners += 1
         self.next_read = 0
         horizon = None if clean or not self.log else self.log[-1][0]
-        cursors = cursors_of(self.cursors, self.limits.remembered_ids)
         self.pulls.clear()
         self.copying.clear()
-        parked: dict[str, dict[str, bytes]] = defaultdict(dict)
-        for key, payload in self.segments.items():
-            parked[segment_device(key) or ""][key] = payload
         self.finds.clear()
         self.unanswered.clear()
-        self.core = ResumingCore(0, self.limits, cursors, horizon, parked, owner=str(self.owners), now_us=self.now)
+        self.core = self.make_core(horizon)
         for request in list(self.requests):
             self._ask(request)
         self.run()
+
+    def make_core(self, horizon: CommandPosition | None) -> Partition:
+        """The next owner's core, from what is stored."""
+        cursors = cursors_of(self.cursors, self.limits.remembered_ids)
+        owner = str(self.owners)
+        return Partition(0, self.limits, cursors, horizon, self.stored_segments(), owner=owner, now_us=self.now)
+
+    def stored_segments(self) -> dict[str, dict[str, bytes]]:
+        parked: dict[str, dict[str, bytes]] = defaultdict(dict)
+        for key, payload in self.segments.items():
+            parked[segment_device(key) or ""][key] = payload
+        return parked
 
     # --- checks ---
 
@@ -519,8 +527,8 @@ class PushWorld:
         while actions := self.core.take(self.now):
             for action in actions:
                 self._do(action)
-        assert self.core.in_flight <= self.limits.window
-        assert self.core.awaited >= 0
+        assert self.core.flights.in_flight <= self.limits.window
+        assert self.core.commands.awaited >= 0
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Ack):
@@ -530,7 +538,7 @@ class PushWorld:
             assert self.connected
             assert not action.command.expired(self.now)
             waits = [one for one in self.unanswered if one.request.device == action.command.device]
-            assert not any(one.answer.commands for one in waits), "sent before the device was told"
+            assert not any(one.answer.commands for one in waits), "sent before the device got the answer"
             cursor = self.cursor(action.command.device)
             if cursor is not None:
                 again = not self.limits.answers  # H26
@@ -539,10 +547,10 @@ class PushWorld:
                 assert unsure or not known, "a known id is pushed again"
                 assert unsure or action.position > cursor.done
             self.socket.append(action)
-            self.core.sent(action.number, self.now)
+            self.core.flights.sent(action.number, self.now)
         elif isinstance(action, Pull):
-            pairs = zip(action.positions, action.places, strict=True)
-            self.pulls.extend((action.device, action.round, position, place) for position, place in pairs)
+            pairs = zip(action.positions, action.copies, strict=True)
+            self.pulls.extend((action.device, action.epoch, position, place) for position, place in pairs)
         elif isinstance(action, Copy):
             self.copying.append(action)
         elif isinstance(action, FindCommands):
@@ -593,18 +601,18 @@ class PushWorld:
 
     def _check_stored(self) -> None:
         """With no write under way the next owner finds what is parked here, each where this one reads it."""
-        if self.writes or self.core._busy or self.core._writes_ids or self.core._dirty:
+        if self.writes or self.core.outbox.writes or self.core.segments.pending or self.core.devices.dirty:
             return
-        for device, parked in self.core._all_parked():
+        for device, parked in self.core.devices.all_parked():
             segments = {
                 key: decode_segment(payload) for key, payload in self.segments.items() if segment_device(key) == device
             }
             cursor = self.cursor(device) or Cursor(256)
-            after = Parked.loaded(segments | {"": cursor.again}, cursor.done)
-            found = {one.position: one.place for one in after}
+            after = Parked.loaded(segments | {"": cursor.resend}, cursor.done)
+            found = {one.position: one.copy for one in after}
             for one in parked:
                 assert one.position in found, f"{one.position} of {device} stands in no segment"
-                assert found[one.position] == one.place, f"the copy of {one.position} would be lost"
+                assert found[one.position] == one.copy, f"the copy of {one.position} would be lost"
 
     def cursor(self, device: str) -> Cursor | None:
         """A device's cursor as Pulsar has it."""
@@ -613,7 +621,7 @@ class PushWorld:
 
     def parked_positions(self, device: str, cursor: Cursor) -> set[CommandPosition]:
         """What Pulsar keeps for a device, by its segments and by what its cursor says goes again."""
-        return {one.position for one in cursor.again} | {
+        return {one.position for one in cursor.resend} | {
             one.position
             for key, payload in self.segments.items()
             if segment_device(key) == device
@@ -675,10 +683,10 @@ class PushWorld:
             self.core.tick(self.now)
             self.run()
         assert self.core.settled
-        assert (self.core.pending, self.core.pending_bytes) == (0, 0)
-        assert self.core.parked == 0
+        assert (self.core.commands.pending, self.core.commands.pending_bytes) == (0, 0)
+        assert self.core.segments.parked == 0
         assert not self.segments
-        assert self.core.resuming == 0
+        assert self.core.resume.pending == 0
         assert not self.requests
         for position, command in self.log:
             assert position in self.acked
@@ -687,9 +695,9 @@ class PushWorld:
             states = {receipt.state for receipt in self.receipts[command.command_id]}
             confirmed = "answered" if self.limits.answers else "delivered"
             assert states & {confirmed, "expired", "overflowed", "rejected"}, (command.command_id, states)
-            told = [one for one in self.receipts[command.command_id] if one.state == "rejected"]
-            assert not told or self.limits.attempts or self.poisonous(command)
-            assert not told or command.command_id in self.dead_ids, "what was given up is in the dead letters"
+            receipts = [one for one in self.receipts[command.command_id] if one.state == "rejected"]
+            assert not receipts or self.limits.attempts or self.poisonous(command)
+            assert not receipts or command.command_id in self.dead_ids, "what was given up is in the dead letters"
             if confirmed in states:
                 assert command.command_id in self.inbox[command.device]
         self.check_order()
@@ -698,16 +706,16 @@ class PushWorld:
 
     def check_resumed(self, device: str) -> None:
         """After the last answer to its request a device got all that comes after its position, in order (H27)."""
-        told = self.resumed[device]
+        resumed = self.resumed[device]
         had_before, rank = set(), dict[str, int]()
         for position, command in self.log:
             if command is None or command.device != device:
                 continue
-            if position <= told.after or position < told.first:
+            if position <= resumed.after or position < resumed.first:
                 had_before.add(command.command_id)
             elif command.command_id not in had_before | self.dead_ids:
                 rank.setdefault(command.command_id, len(rank))
-        got = [one for one in dict.fromkeys(self.inbox[device][told.had :]) if one in rank]
+        got = [one for one in dict.fromkeys(self.inbox[device][resumed.had :]) if one in rank]
         assert got == sorted(got, key=rank.__getitem__), f"{device} got what it asked for out of order"
         commands = {command.command_id: command for _, command in self.log if command is not None}
         missing = [one for one in rank if one not in got and not commands[one].expires_at_ms]

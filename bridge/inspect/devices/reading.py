@@ -38,9 +38,9 @@ from bridge.pulsar.client import (
     properties_of,
 )
 from bridge.pulsar.topic_end import Ledgers, read_partition
-from bridge.push.parked import GONE
 from bridge.push.position_reader import PositionReader
-from bridge.push.taken import Taken, position_of, record_key
+from bridge.push.segments import GONE
+from bridge.push.stored_message import StoredMessage, position_of, record_key
 
 __all__ = [
     "OLDEST",
@@ -67,7 +67,7 @@ def emitted_us(command: Command, published_ms: int) -> int:
     return command.emitted_at_us or published_ms * 1000
 
 
-def waiting_command(message: Taken | None) -> Command | None:
+def waiting_command(message: StoredMessage | None) -> Command | None:
     """Return the command of a stored message, None without a message or for an invalid one. It accepts all releases."""
     try:
         return None if message is None else read_command(message.properties, message.payload)
@@ -246,14 +246,14 @@ class PushTopics:
                     one.oldest_us = emitted_us(command, message.published_ms)
                 self._progress(f"the oldest commands of partition {partition}", count)
 
-    def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, Taken | None]]:
+    def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, StoredMessage | None]]:
         """Yield waiting commands with their messages; None for a message that Pulsar has deleted."""
         reader = PositionReader(self.client, partition_name(self.commands, partition), partition)
         relocated = partition_name(self._admin.settings.system_topic(PARKED_TOPIC), partition)
         copies = PositionReader(self.client, relocated, partition)
         try:
             for one in waiting:
-                copied_to = None if one.parked is None else one.parked.place
+                copied_to = None if one.parked is None else one.parked.copy
                 if copied_to == GONE:
                     yield one, None
                 else:

@@ -14,8 +14,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError
 from bridge.push.cursor import BEFORE_ALL, Cursor, OwnerRecord
-from bridge.push.parked import Parked, ParkedId, decode_segment
-from bridge.push.records import CursorRecords
+from bridge.push.cursor_records import CursorRecords
+from bridge.push.segments import Parked, ParkedId, decode_segment
 
 __all__ = ["DeviceView", "PartitionView", "Waiting"]
 
@@ -129,8 +129,8 @@ class PartitionView:
                     segments[key] = decode_segment(payload)
                 except ContractError:
                     self.bad += 1
-            if cursor is not None and cursor.again:
-                segments[_CURSOR_KEY] = cursor.again
+            if cursor is not None and cursor.resend:
+                segments[_CURSOR_KEY] = cursor.resend
             found = self._parked[device] = Parked.loaded(segments, done)
         return found
 

@@ -10,14 +10,14 @@ Commit order of a group command
 2. ``WriteEntries``: a chunk of members, in the order of their names, each entry under an id of its own that depends on
    the command and the device alone. Died here: the chunk is written again, and push drops the repeated ids.
 3. ``Store``: up to which member it came. 2 and 3 again until all have theirs.
-4. ``Tell``: the receipt ``expanded``. Died here: it is told twice.
+4. ``Tell``: the receipt ``expanded``. After a crash here it is written twice.
 5. ``Store``: it is done.
 6. ``Release`` once it and all before it have expired: acknowledged, so that Pulsar may let go of the payload.
 
 Commit order of a join: the entries of the group's open commands, in order; then the roster. A device that left and comes
-back gets what was written since. Whoever leaves keeps what was written for it before.
+back gets what was written since. A member that leaves keeps what was written for it before.
 
-What takes no part in that (not valid, unknown group, known id, expired) is told and done.
+Other commands (not valid, unknown group, known id, expired) get a receipt at once.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Expander:
             if refusal is None:
                 progress = replace(self._roster.progress, at=position, after="")
                 self._ids.add((command.group, command.command_id))
-                # In this order: an open command of which nobody knows that it is under way would count as a repetition.
+                # In this order: an open command that is not known to be under way would count as a repetition.
                 yield Store((self._roster.moved(progress), self._roster.opened(position, command)))
                 yield from self._expand()
                 return
@@ -193,15 +193,15 @@ class Expander:
             yield Release(last)
 
     def aged(self) -> None:
-        """Records of the roster have stood for long: all are written once more, by ``once_more``."""
+        """Records of the roster are old: all are written again, by ``rewritten``."""
         self._aged = deque(self._roster.standing())
 
-    def once_more(self) -> Iterator[Step]:
+    def rewritten(self) -> Iterator[Step]:
         """Write some of the records that have stood for long as they are now. Between two other events no command is
         half done, so they say what a next owner has to know.
         """
         some = [self._aged.popleft() for _ in range(min(_AGAIN_AT_ONCE, len(self._aged)))]
-        changes = [change for key in some if (change := self._roster.once_more(key)) is not None]
+        changes = [change for key in some if (change := self._roster.rewritten(key)) is not None]
         if changes:
             yield Store(tuple(changes))
 
@@ -264,9 +264,9 @@ class Expander:
             if problem is None:
                 entries.append(entry)
             else:
-                told = self._receipt(position, one.command, "rejected", str(problem))
+                receipt = self._receipt(position, one.command, "rejected", str(problem))
                 topic = entry.mqtt_topic[:MAX_TEXT_BYTES]
-                refused.append(replace(told, command_id=entry.command_id, device=device, mqtt_topic=topic))
+                refused.append(replace(receipt, command_id=entry.command_id, device=device, mqtt_topic=topic))
         if entries:
             yield WriteEntries(tuple(entries))
         if refused:

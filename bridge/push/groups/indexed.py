@@ -49,7 +49,7 @@ class Indexed:
     def came(self, position: CommandPosition, payload: bytes | None) -> Iterator[Push | Lost]:
         """Yield what can be pushed now that a payload is here, or turned out to be gone (None).
 
-        Whoever takes one may leave the next for later: what is added for a device meanwhile waits behind.
+        The caller may take the next one later: what is added for a device meanwhile waits behind.
         """
         for device in self._for.pop(position, []):
             waiting = self._waiting[device]

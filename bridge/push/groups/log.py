@@ -40,7 +40,7 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.taken import foreign, record_key
+from bridge.push.stored_message import leave_out_foreign, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
@@ -62,7 +62,7 @@ class _Answers:
     """Counts what was sent, and waits until Pulsar has stored it.
 
     Not without end: Pulsar's client tries for ever, and where an answer was lost nothing else would end the wait. What is
-    stored after all does no harm. Records of the roster stand before those of whoever owns it next, who reads them; the
+    stored after all does no harm. Records of the roster come before those of the next owner, which reads them; the
     entries have the ids of those that are written again, and push drops repeats.
     """
 
@@ -155,13 +155,13 @@ class GroupLog:
         return roster
 
     def _take(self, roster: Roster, key: str, message: Message) -> None:
-        """Take a record. One that cannot be read is left out: an entry that is written once more for that has the id that
+        """Take a record. One that cannot be read is left out: an entry that is written again for that has the id that
         it had, and push drops repeats.
         """
         try:
             roster.take(key, message.data())
         except ContractError as e:
-            foreign(self._roster, message.message_id(), str(e), key)
+            leave_out_foreign(self._roster, message.message_id(), str(e), key)
 
     def _next(self, reader: Any) -> Message:
         with our_errors(f"reading {self._roster}"):
@@ -178,7 +178,7 @@ class GroupLog:
 
     def store(self, changes: Sequence[Change]) -> None:
         """Write records and read them back. Raises FencedError when another owner wrote in between: a producer that
-        waits for exclusive access gets it again when its successor leaves, and nobody is told (H23).
+        waits for exclusive access gets it again when its successor leaves, without any notice (H23).
         """
         assert self._producer is not None
         self._send(self._producer, self._roster, changes)
@@ -201,7 +201,7 @@ class GroupLog:
         try:
             return _Record(key, owner_of(key, payload))
         except ContractError as e:
-            foreign(self._roster, message.message_id(), str(e))
+            leave_out_foreign(self._roster, message.message_id(), str(e))
             return None
 
     def _send(self, producer: Producer, topic: str, changes: Sequence[Change]) -> None:

@@ -46,7 +46,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 class Membership:
-    """The groups as they should be. ``take_changed`` tells which may have changed since it was asked last."""
+    """The groups as they should be. ``take_changed`` returns those that may have changed since the last call."""
 
     def __init__(self, rules: Sequence[GroupRule], most: int = sys.maxsize) -> None:
         """``most`` bounds the devices that the patterns of one group mean."""

@@ -34,9 +34,9 @@ from bridge.push.groups.expanding import (
 )
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
-from bridge.push.groups.metrics import GroupMetrics
 from bridge.push.groups.table import KnownDevices, MemberTable
-from bridge.push.taken import position_of
+from bridge.push.metrics import GroupMetrics
+from bridge.push.stored_message import position_of
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner"]
@@ -82,7 +82,7 @@ class GroupOwner:
         self._thread.join()
 
     def roster_aged(self) -> bool:
-        """Have the records of the roster written once more. Returns whether they are ours to write. From any thread."""
+        """Have the records of the roster written again. Returns whether this process owns it. From any thread."""
         session = self._session
         if session is not None:
             session.aged.set()
@@ -124,7 +124,7 @@ class GroupOwner:
         patient = pulsar.model_copy(update={"operation_timeout_s": min(pulsar.operation_timeout_s, 5.0)})
         with PulsarClient(patient) as client:
             if not client.partitioned(pulsar.system_topic(GROUP_ROSTER_TOPIC)):
-                # Only where nobody provisions by itself: who made the other topics may not know of these yet.
+                # Only without provisioning: the operator that made the other topics may not know of these yet.
                 self._part.stands_by("the topics of groups are not there: run `pulsebridge provision`")
                 self._stopping.wait(_ABSENT_S)
                 return
@@ -218,7 +218,7 @@ class _Session:
         if self.aged.is_set():
             self.aged.clear()
             self._expander.aged()
-        self._do(self._expander.once_more())
+        self._do(self._expander.rewritten())
 
     def _look(self) -> None:
         if self._known is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -19,13 +20,75 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, partition_name
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import PulsarClient
-from bridge.push.groups.cache import PayloadCache, Told
-from bridge.push.groups.metrics import GroupMetrics
+from bridge.push.metrics import GroupMetrics
 from bridge.push.position_reader import NothingComes, PositionReader
-from bridge.push.threads import telling
+from bridge.push.threads import reporting_failure
 from bridge.settings import Settings
 
-__all__ = ["PayloadCame", "Payloads"]
+__all__ = ["Deliver", "PayloadCache", "PayloadCame", "Payloads"]
+
+Deliver = Callable[[CommandPosition, bytes | None], None]
+"""Called with a payload that was waited for, None when Pulsar does not have it any more. On the fetching thread."""
+
+
+class PayloadCache:
+    """Payloads by the position of their group command."""
+
+    def __init__(
+        self,
+        limit: int,
+        fetch: Callable[[CommandPosition], None],
+        hit: Callable[[], None] = lambda: None,
+        missed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``limit`` is in bytes. ``fetch`` orders a read, and ``fetched`` follows; it must not block. ``hit`` counts what
+        needed no read of its own, ``missed`` what was read because of it.
+        """
+        self._limit = limit
+        self._hit = hit
+        self._missed = missed
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[CommandPosition, bytes] = OrderedDict()
+        self._waiting: dict[CommandPosition, list[Deliver]] = {}
+        self._bytes = 0
+
+    @property
+    def size(self) -> int:
+        """What is kept, in bytes; never above the limit."""
+        return self._bytes
+
+    def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
+        """Return the payload, or None; then ``deliver`` is called once, later."""
+        with self._lock:
+            payload = self._kept.get(position)
+            if payload is not None:
+                self._hit()
+                self._kept.move_to_end(position)
+                return payload
+            waiting = self._waiting.get(position)
+            if waiting is not None:
+                self._hit()
+                waiting.append(deliver)
+                return None
+            self._missed()
+            self._waiting[position] = [deliver]
+        self._fetch(position)
+        return None
+
+    def fetched(self, position: CommandPosition, payload: bytes | None) -> None:
+        """Take what was read, None when it is not there, and tell all who wait for it."""
+        with self._lock:
+            waiting = self._waiting.pop(position, [])
+            if payload is not None and position not in self._kept and len(payload) <= self._limit:
+                self._kept[position] = payload
+                self._bytes += len(payload)
+                while self._bytes > self._limit:
+                    _, gone = self._kept.popitem(last=False)
+                    self._bytes -= len(gone)
+        for deliver in waiting:
+            deliver(position, payload)
+
 
 log = structlog.get_logger("push")
 
@@ -62,12 +125,12 @@ class Payloads:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def ask(self, position: CommandPosition, told: Told) -> bytes | None:
-        """Return the payload of the group command at ``position``, or None; then ``told`` is called once, later."""
-        return self._cache.ask(position, told)
+    def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
+        """Return the payload of the group command at ``position``, or None; then ``deliver`` is called once, later."""
+        return self._cache.ask(position, deliver)
 
     def close(self) -> None:
-        """End the thread; who still waits is told nothing."""
+        """End the thread; what is still waited for is not delivered."""
         self._closing.set()
         self._wanted.put(None)
         if self._thread is not None:
@@ -78,7 +141,7 @@ class Payloads:
         with self._lock:
             if self._thread is None and not self._closing.is_set():
                 self._thread = threading.Thread(
-                    target=telling(self._run, self._failed), name="push-payloads", daemon=True
+                    target=reporting_failure(self._run, self._failed), name="push-payloads", daemon=True
                 )
                 self._thread.start()
 
@@ -124,7 +187,7 @@ class Payloads:
                 continue
             if message is None and not self._closing.is_set():
                 log.error(
-                    "the payload of a group command is not in Pulsar any more, see the receipts: let nobody clear the "
+                    "the payload of a group command is not in Pulsar any more, see the receipts: never clear the "
                     "backlog of pulsebridge-groups",
                     position=str(position),
                 )

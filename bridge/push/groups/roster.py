@@ -10,7 +10,7 @@ key (JSON array)                 value
 ``["owner"]``                    the process that owns the roster
 ===============================  ==========================================================================
 
-Every value names in ``o`` the owner that wrote it. A tombstone removes what nobody needs any more.
+Every value names in ``o`` the owner that wrote it. A tombstone removes what is not needed any more.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Change(NamedTuple):
         key = json.dumps(self.key, separators=(",", ":"), ensure_ascii=False)
         if self.body is None:
             return key, b""
-        told = {"v": GROUP_ROSTER_VERSION, "o": owner} | self.body
-        return key, json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+        record = {"v": GROUP_ROSTER_VERSION, "o": owner} | self.body
+        return key, json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 OWNER: Final = Change(("owner",), {})
@@ -81,7 +81,7 @@ class Open:
     size: int
 
     def expired(self, now_us: int) -> bool:
-        """Return whether nobody is to get it any more."""
+        """Return whether no further member gets it."""
         return now_us >= self.command.expires_at_ms * 1000
 
 
@@ -113,7 +113,7 @@ class Roster:
     def _take_progress(self, body: dict[str, Any]) -> None:
         done, at = (CommandPosition(*checked_position(body[name])) for name in ("done", "at"))
         found = Progress(done, at, checked_text(body["after"]))
-        # A write of an owner that had been replaced may be stored last: nobody goes back.
+        # A write of a replaced owner may be stored last: progress never goes back.
         if (found.done, found.at, found.after) > (self.progress.done, self.progress.at, self.progress.after):
             self.progress = found
 
@@ -189,7 +189,7 @@ class Roster:
             *(("open", *position) for position in self.open),
         ]
 
-    def once_more(self, key: tuple[Any, ...]) -> Change | None:
+    def rewritten(self, key: tuple[Any, ...]) -> Change | None:
         """Return a record as it says what is so now, None where it was removed since."""
         kind, *rest = key
         if kind == "progress":

@@ -22,8 +22,8 @@ from bridge.pulsar.topic_end import read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.log import Stopped
 from bridge.push.groups.membership import Membership
-from bridge.push.parked import segment_device
-from bridge.push.taken import foreign, position_of, record_key
+from bridge.push.segments import segment_device
+from bridge.push.stored_message import leave_out_foreign, position_of, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["KnownDevices", "MemberTable"]
@@ -53,7 +53,7 @@ class MemberTable:
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
 
     def _load(self) -> MessageId:
-        """Read the compacted view. What stands behind what is trimmed but for that view, nobody reads any more."""
+        """Read the compacted view. Records that only this view still has are not read by later reads."""
         reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
         last = EARLIEST
         try:
@@ -75,7 +75,7 @@ class MemberTable:
         try:
             group, device, member = member_of(key, payload)
         except ContractError as e:
-            foreign(self._topic, message.message_id(), str(e), key)
+            leave_out_foreign(self._topic, message.message_id(), str(e), key)
             return
         self._membership.put(group, device, member=member)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.push.answers import parse_answer
+from bridge.push.device_protocol import parse_answer
 from bridge.push.position_tags import SECRET_BYTES, PositionTags
 from bridge.push.presence import PresenceRules
 from bridge.push.resume_requests import read_from

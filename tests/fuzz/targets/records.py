@@ -22,13 +22,13 @@ from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.envelope import message_of
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Sure, read_term, term_record
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unproven, read_term, term_record
+from bridge.push.cursor_records import CursorRecords, owner_record
 from bridge.push.groups.roster import Change, Roster, owner_of
-from bridge.push.parked import ParkedId, read_segment, segment_key
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.position_tags import SECRET_BYTES
-from bridge.push.queues import Limits
-from bridge.push.records import CursorRecords, owner_record
-from bridge.push.resume import ResumingCore
+from bridge.push.segments import ParkedId, read_segment, segment_key
 from bridge.routing.mapper import Mapper
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
@@ -52,11 +52,11 @@ def _cursor() -> Cursor:
     cursor = Cursor(16, CommandPosition(3, 7, 0))
     for n in range(3):
         cursor.settle(CommandPosition(3, 8 + n, 0), f"c{n}", delivered=n != 1, at_us=_NOW)
-    cursor.trust(Sure(ParkedId(CommandPosition(3, 9, 0), 0, True, True), _NOW))
-    cursor.again_from = CommandPosition(3, 6, -1)
-    cursor.again = [ParkedId(CommandPosition(3, 7, 0), 5, True, True)]
-    cursor.back = True
-    cursor.had_to = CommandPosition(3, 30, 0)
+    cursor.add_unproven(Unproven(ParkedId(CommandPosition(3, 9, 0), 0, True, True), _NOW))
+    cursor.resend_from = CommandPosition(3, 6, -1)
+    cursor.resend = [ParkedId(CommandPosition(3, 7, 0), 5, True, True)]
+    cursor.online = True
+    cursor.maybe_seen_to = CommandPosition(3, 30, 0)
     return cursor
 
 
@@ -235,7 +235,7 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
             break
     list(view.devices())
     limits = Limits(remembered_ids=16, answers=False)
-    core = ResumingCore(0, limits, found.by_device, None, found.parked, owner="o", now_us=_NOW)
+    core = Partition(0, limits, found.by_device, None, found.parked, owner="o", now_us=_NOW)
     core.link_up()
     position, command = CommandPosition(2**40, 0, -1), Command("honest", "honest", "t", b"x")
     core.arrived(position, command, _NOW)
@@ -243,8 +243,8 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
     core.tick(_NOW + 10_000_000)
     actions += core.take(_NOW + 10_000_000)
     assert any(isinstance(one, Push) and one.command == command for one in actions), "an honest device's command waits"
-    for name in core.with_cursors:
-        cursor = core.cursor_of(name)
+    for name in core.devices.with_cursors:
+        cursor = core.devices.cursor_of(name)
         if cursor is not None:
             for key, payload in cursor.records(name):
                 _again(key, payload)

@@ -20,9 +20,9 @@ from bridge.pulsar.provisioning_plan import (
     rest_path,
     subscription_step,
 )
-from bridge.push import holds
+from bridge.push import compaction
+from bridge.push.compaction import follow_compaction, watching_compaction
 from bridge.push.cursor import ids_key
-from bridge.push.holds import follow_compaction, watching_holds
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
@@ -80,7 +80,7 @@ def standing(topic: TestTopic) -> Position:
     return Position.parse(topic.hold(CURSOR_RETENTION))
 
 
-def follow(topic: TestTopic) -> holds.Followed:
+def follow(topic: TestTopic) -> compaction.Move:
     with PulsarClient(topic.settings) as client:
         return follow_compaction(client, topic.partition(), CURSOR_RETENTION)
 
@@ -144,7 +144,7 @@ def test_h24_pulsar_killed_while_it_compacts_loses_nothing_though_what_is_replac
 def test_h24_a_retention_subscription_moves_to_the_oldest_needed_record_at_any_distance(
     namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holds, "_A_LOOK", 10)
+    monkeypatch.setattr(compaction, "_A_LOOK", 10)
     with topic_of(namespaces, name="state") as topic:
         topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         write(topic, ["once"], b"old")
@@ -198,21 +198,21 @@ def test_h24_a_retention_subscription_that_cannot_move_does_not_block_another_on
         start = standing(topic)
         topic.compact()
         not_there = 5
-        with watching_holds(settings, Health(10.0), [not_there, 0], lambda _: False, lambda: False):
+        with watching_compaction(settings, Health(10.0), [not_there, 0], lambda _: False, lambda: False):
             poll_for(lambda: standing(topic).entry == start.entry + 43, 30, "the hold moves")
 
 
 def test_h24_a_partition_that_is_never_compacted_is_named(
     namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holds, "_FAR_TOO_MUCH_BYTES", 100)
+    monkeypatch.setattr(compaction, "_FAR_TOO_MUCH_BYTES", 100)
     with topic_of(namespaces, name="state") as topic:
         topic.admin.do(subscription_step(topic.partition(), CURSOR_RETENTION))
         write(topic, (f"d{n % 7}" for n in range(50)), b"12345")
         with capture_logs() as logs:
             assert not follow(topic).moved
             assert not logs
-            monkeypatch.setattr(holds, "_AGED_S", -60.0)
+            monkeypatch.setattr(compaction, "_AGED_S", -60.0)
             assert not follow(topic).moved
         assert [one["partition"] for one in logs] == [topic.partition()]
         assert "set-compaction-threshold" in logs[0]["event"]
@@ -235,7 +235,7 @@ def test_h24_old_records_are_rewritten_and_the_retention_subscription_advances(
             all_acknowledged(settings)
         _write_orphaned_records(settings)
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
-            monkeypatch.setattr(holds, name, value)
+            monkeypatch.setattr(compaction, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
             poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
             _all_that_stood_is_passed(settings, CURSORS_TOPIC, CURSOR_RETENTION)
@@ -275,7 +275,7 @@ def test_h24_the_roster_of_groups_is_rewritten_and_its_retention_subscription_ad
             devices.await_all(entries(before, names))
             all_acknowledged(settings)
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
-            monkeypatch.setattr(holds, name, value)
+            monkeypatch.setattr(compaction, name, value)
         with push_in_thread(settings):
             _all_that_stood_is_passed(settings, GROUP_ROSTER_TOPIC, ROSTER_RETENTION)
         monkeypatch.undo()

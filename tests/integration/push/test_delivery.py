@@ -20,8 +20,8 @@ from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.provisioning import CURSOR_RETENTION, commands_ready
+from bridge.push.compaction import follow_compaction
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.holds import follow_compaction
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (

@@ -21,7 +21,7 @@ from bridge.inspect.devices.status import look_at_push
 from bridge.inspect.devices.view import DeviceView, Waiting
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import NO_TEXT, PulsarClient
-from bridge.push.parked import ParkedId
+from bridge.push.segments import ParkedId
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli.devices import push_topics

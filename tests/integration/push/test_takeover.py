@@ -22,7 +22,7 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Disconnected, LinkHandler
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord
-from bridge.push.partition_log import PartitionLog
+from bridge.push.cursor_log import CursorLog
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
@@ -52,7 +52,7 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
         settings = push_settings(namespaces, mqtt_settings(stack, port=proxy.port))
         provision(settings)
-        read = PartitionLog.read_cursors
+        read = CursorLog.read
 
         def cut_meanwhile(*given: Any) -> Any:
             found = read(*given)
@@ -60,7 +60,7 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
             proxy.cut()  # before the session has a record of its own and a sign of the connection
             return found
 
-        monkeypatch.setattr(PartitionLog, "read_cursors", cut_meanwhile)
+        monkeypatch.setattr(CursorLog, "read", cut_meanwhile)
         one = command(settings, "d", 1)
         direct = settings.model_copy(update={"mqtt": settings.mqtt.model_copy(update={"port": stack.mqtt_port})})
         with Devices(direct) as devices, push_in_thread(settings) as metrics:
@@ -71,7 +71,7 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
             assert metrics.lost._value.get() == 0
             assert metrics.takeovers._value.get() == 1
     output = capsys.readouterr().out
-    assert "MQTT is away" in output
+    assert "push lost the MQTT broker" in output
     assert "another process owned it" not in output
 
 
@@ -185,7 +185,7 @@ def test_h36_nothing_is_pushed_with_a_tag_before_the_secret_behind_it_is_stored(
     """An owner that dies in between leaves a successor that would refuse what the device says by that tag."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
-    write, held = PartitionLog.write_record, []
+    write, held = CursorLog.write_record, []
 
     def hold(*given: Any) -> None:
         if held or given[1] == TERM_KEY:
@@ -193,7 +193,7 @@ def test_h36_nothing_is_pushed_with_a_tag_before_the_secret_behind_it_is_stored(
         else:
             write(*given)
 
-    monkeypatch.setattr(PartitionLog, "write_record", hold)
+    monkeypatch.setattr(CursorLog, "write_record", hold)
     one = command(settings, "d", 1)
     write_commands(settings, [one])
     with Devices(settings) as devices, push_in_thread(settings):

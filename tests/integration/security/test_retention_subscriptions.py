@@ -9,8 +9,8 @@ from bridge.contract.commands import CommandPosition
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, INSTANCES_RETENTION, PRESENCE_RETENTION
+from bridge.push.compaction import follow_compaction
 from bridge.push.cursor import Cursor
-from bridge.push.holds import follow_compaction
 from bridge.settings.pulsar import PulsarSettings
 from tests.integration.security.test_least_rights import push_of, pushing
 from tests.support.secured import SecuredArtemis, SecuredPulsar

@@ -36,7 +36,7 @@ from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.pulsar.wire.protobuf import number, read_varint
 from bridge.push.cursor import Cursor, OwnerRecord, read_term
 from bridge.push.groups.roster import Roster, owner_of
-from bridge.push.parked import Parked, read_segment
+from bridge.push.segments import Parked, read_segment
 from sources.entries import Opener, open_entry
 from sources.entry_reader import RawEntry
 from sources.retention import SubscriptionRecord
@@ -45,7 +45,7 @@ from sources.retention import SubscriptionRecord
 def cursor(payload: bytes) -> object:
     """Decode a cursor and do what a takeover does with it."""
     found = Cursor.decode(payload, 8)
-    Parked.loaded({"": found.again}, found.done)
+    Parked.loaded({"": found.resend}, found.done)
     return found.encode()
 
 

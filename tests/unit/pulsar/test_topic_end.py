@@ -13,7 +13,7 @@ from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout, messag
 from bridge.pulsar.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.requests import Requests
+from bridge.push.request_log import Requests
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 

@@ -13,18 +13,18 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
-from bridge.push.hearing import Hearing
+from bridge.push.inbound import Inbound
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.queues import Limits
-from bridge.push.resume import ResumingCore
 from bridge.settings import Settings
 from bridge.settings.push import PresenceRule, PushSettings
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
 AT = CommandPosition(7, 1, -1)
-NOBODY, DENIED = 0x10, 0x87
+NO_SUBSCRIBERS, DENIED = 0x10, 0x87
 
 
 class Asked:
@@ -51,7 +51,7 @@ class OnePartition:
         return True
 
 
-def tried(core: ResumingCore, now: int, reason: int) -> int:
+def tried(core: Partition, now: int, reason: int) -> int:
     """Let an hour pass in which each push is answered with ``reason``. Returns how many were made."""
     pushes = 0
     command = Command("c-1", "d", "t", b"x")
@@ -62,54 +62,54 @@ def tried(core: ResumingCore, now: int, reason: int) -> int:
             for action in actions:
                 if isinstance(action, Push):
                     pushes += 1
-                    core.sent(action.number, at)
+                    core.flights.sent(action.number, at)
                     core.confirmed(action.number, reason, at)
                 elif isinstance(action, StoreSegment):
                     core.segment_stored(action.parked)
                 elif isinstance(action, Pull):
-                    core.pulled(action.device, action.round, AT, command, at)
+                    core.pulled(action.device, action.epoch, AT, command, at)
                 elif isinstance(action, StoreCursor):
                     core.cursor_stored(action.device)
     return pushes
 
 
-def parked_by_0x10() -> ResumingCore:
-    core = ResumingCore(0, Limits(park_after=3), {}, None)
-    core.link_up(tells_absence=False)
+def parked_by_0x10() -> Partition:
+    core = Partition(0, Limits(park_after=3), {}, None)
+    core.link_up(reports_absence=False)
     core.arrived(AT, Command("c-1", "d", "t", b"x"), NOW)
     return core
 
 
 def test_h31_a_broker_that_reports_no_subscriber_for_a_command_needs_no_probe() -> None:
-    assert tried(parked_by_0x10(), NOW, NOBODY) > 3
+    assert tried(parked_by_0x10(), NOW, NO_SUBSCRIBERS) > 3
 
 
-@pytest.mark.parametrize(("reason", "tells"), [(DENIED, True), (NOBODY, True), (0, False)])
-def test_a_refused_probe_keeps_the_answer_to_a_command_on_the_next_connection(reason: int, tells: bool) -> None:
+@pytest.mark.parametrize(("reason", "reported"), [(DENIED, True), (NO_SUBSCRIBERS, True), (0, False)])
+def test_a_refused_probe_keeps_the_answer_to_a_command_on_the_next_connection(reason: int, reported: bool) -> None:
     core = parked_by_0x10()
-    tried(core, NOW, NOBODY)
+    tried(core, NOW, NO_SUBSCRIBERS)
     link = Asked()
-    hearing = Hearing(
+    inbound = Inbound(
         Settings(),
         cast(PartitionLog, OnePartition()),
         cast(Link, link),
         PushMetrics(CollectorRegistry()),
-        lambda: core.link_up(tells_absence=hearing.tells_absence),
+        lambda: core.link_up(reports_absence=inbound.reports_absence),
     )
-    hearing.serve(core, lambda _answer: False)
+    inbound.serve(core, lambda _answer: False)
     core.link_down(NOW)
-    hearing.connected()
+    inbound.connected()
     link.answers[0](Confirmation(reason, 1, 2))
-    assert hearing.tells_absence is tells
-    assert (tried(core, NOW + 3600 * SECOND, NOBODY) > 0) is tells
+    assert inbound.reports_absence is reported
+    assert (tried(core, NOW + 3600 * SECOND, NO_SUBSCRIBERS) > 0) is reported
 
 
 def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.hearing._SAID", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
     link = Asked()
-    hearing = Hearing(
+    inbound = Inbound(
         Settings(),
         cast(PartitionLog, OnePartition()),
         cast(Link, link),
@@ -118,17 +118,17 @@ def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
     )
     with capture_logs() as lines:
         for _ in range(3):
-            hearing.connected()
+            inbound.connected()
             link.answers.pop()(Confirmation(DENIED, 1, 1))
     assert [line["log_level"] for line in lines] == ["warning"]
     assert "to write there" in lines[0]["event"]
     assert lines[0]["reason"] == "0x87"
-    assert not hearing.tells_absence
+    assert not inbound.reports_absence
 
 
 def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     rule = PresenceRule(filter="devices/+device/status")
-    hearing = Hearing(
+    inbound = Inbound(
         Settings(push=PushSettings(presence=(rule,))),
         cast(PartitionLog, OnePartition()),
         cast(Link, Asked()),
@@ -138,9 +138,9 @@ def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     names = [f"{number:060000}" for number in range(1500)]
     for name in names:
         for payload in (b"online", b"offline"):
-            hearing.heard(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
-    core = ResumingCore(0, Limits(), {}, None)
-    hearing.serve(core, lambda _answer: False)
+            inbound.received(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
+    core = Partition(0, Limits(), {}, None)
+    inbound.serve(core, lambda _answer: False)
     known = [name for name in names if core.presence.absent(name)]
     assert sum(map(len, known)) < 64 * 1024 * 1024
     assert known == names[-len(known) :]

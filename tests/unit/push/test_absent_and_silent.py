@@ -12,8 +12,9 @@ import pytest
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.queues import Limits, Mode
-from bridge.push.resume import ResumingCore
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
+from bridge.push.states import Mode
 
 SECOND = 1_000_000
 LIMITS = Limits(answers=True, answer_timeout_us=10 * SECOND, replay_rate=50)
@@ -22,9 +23,9 @@ LIMITS = Limits(answers=True, answer_timeout_us=10 * SECOND, replay_rate=50)
 class Played:
     """A core, a Pulsar that answers at once but for ``late`` receipts, and a clock. ``device`` sees each push."""
 
-    def __init__(self, limits: Limits, device: Callable[[Played, Push], None], *, tells_absence: bool) -> None:
-        self.core = ResumingCore(0, limits, {}, None)
-        self.core.link_up(tells_absence=tells_absence)
+    def __init__(self, limits: Limits, device: Callable[[Played, Push], None], *, reports_absence: bool) -> None:
+        self.core = Partition(0, limits, {}, None)
+        self.core.link_up(reports_absence=reports_absence)
         self.now = self.began = 1_000_000 * SECOND
         self.late: list[StoreReceipt] = []
         self.receipts: list[Receipt] = []
@@ -64,7 +65,7 @@ class Played:
             for one in actions:
                 if isinstance(one, Push):
                     self.pushed.append(((self.now - self.began) / SECOND, one))
-                    self.core.sent(one.number, self.now)
+                    self.core.flights.sent(one.number, self.now)
                     self._device(self, one)
                 elif isinstance(one, StoreCursor):
                     self.core.cursor_stored(one.device)
@@ -83,7 +84,7 @@ class Played:
                 elif isinstance(one, Pull):
                     for position in one.positions:
                         command = self._log[position.entry]
-                        self.core.pulled(one.device, one.round, position, command, self.now)
+                        self.core.pulled(one.device, one.epoch, position, command, self.now)
 
     def pushes_to(self, device: str) -> list[float]:
         return [at for at, one in self.pushed if one.command.device == device]
@@ -95,15 +96,15 @@ def confirmed(played: Played, push: Push) -> None:
 
 
 def test_a_receipt_that_comes_when_its_device_sleeps_ends_nothing() -> None:
-    played = Played(LIMITS, lambda *_: None, tells_absence=True)
+    played = Played(LIMITS, lambda *_: None, reports_absence=True)
     played.receipts_are_late = True
     played.arrive("d")
-    played.core.unfit(played.pushed[-1][1].number, "too large for this broker")
+    played.core.delivery.reject(played.pushed[-1][1].number, "too large for this broker")
     played.settle()
     played.core.gone("d", played.now, played.now)
     played.arrive("d")
     played.pass_time(1)
-    assert played.core.mode_of("d") is Mode.PARKED
+    assert played.core.devices.mode_of("d") is Mode.PARKED
     for one in played.late:
         played.core.receipt_stored(one.position)
     played.core.alive("d", played.now)
@@ -112,7 +113,7 @@ def test_a_receipt_that_comes_when_its_device_sleeps_ends_nothing() -> None:
 
 
 def test_h27_a_device_that_disconnects_while_it_waits_for_its_turn_is_not_served() -> None:
-    played = Played(replace(LIMITS, answers=False), confirmed, tells_absence=False)
+    played = Played(replace(LIMITS, answers=False), confirmed, reports_absence=False)
     names = [*(f"o{n}" for n in range(60)), "last"]
     for name in names:
         played.core.gone(name, played.now, played.now)
@@ -122,11 +123,11 @@ def test_h27_a_device_that_disconnects_while_it_waits_for_its_turn_is_not_served
     for name in names:
         played.core.alive(name, played.now)
     played.pass_time(1)
-    assert played.core.mode_of("last") is Mode.REPLAYING
+    assert played.core.devices.mode_of("last") is Mode.REPLAYING
     assert not played.pushes_to("last")
     played.core.gone("last", played.now, played.now)
     played.pass_time(60)
-    assert (played.pushes_to("last"), played.core.mode_of("last")) == ([], Mode.PARKED)
+    assert (played.pushes_to("last"), played.core.devices.mode_of("last")) == ([], Mode.PARKED)
     assert len(played.pushed) == 300, "the others are"
     played.core.alive("last", played.now)
     played.pass_time(5)
@@ -135,8 +136,8 @@ def test_h27_a_device_that_disconnects_while_it_waits_for_its_turn_is_not_served
 
 def test_h31_commands_that_expire_keep_no_device_from_being_tried() -> None:
     limits = replace(LIMITS, park_after=1, probe_min_us=20 * SECOND, probe_max_us=1800 * SECOND)
-    played = Played(limits, confirmed, tells_absence=True)
-    quiet = Played(limits, confirmed, tells_absence=True)
+    played = Played(limits, confirmed, reports_absence=True)
+    quiet = Played(limits, confirmed, reports_absence=True)
     quiet.arrive("d")
     for _ in range(480):
         played.arrive("d", expires_in_s=300)
@@ -147,14 +148,14 @@ def test_h31_commands_that_expire_keep_no_device_from_being_tried() -> None:
 
 
 def test_h31_a_sign_of_life_counts_since_the_device_went_not_since_something_expired() -> None:
-    played = Played(LIMITS, confirmed, tells_absence=True)
+    played = Played(LIMITS, confirmed, reports_absence=True)
     played.core.gone("d", played.now, played.now)
     played.arrive("d", expires_in_s=5)
     played.arrive("d")
     played.pass_time(4)
-    heard_us = played.now
+    alive_us = played.now
     played.pass_time(2)
-    played.core.alive("d", heard_us)
+    played.core.alive("d", alive_us)
     played.pass_time(1)
     assert len(played.pushes_to("d")) == 1
 
@@ -169,7 +170,7 @@ def test_devices_that_live_and_do_not_answer_leave_the_others_their_turns(silent
             )  # fmt: skip
 
     there: list[str] = []
-    played = Played(LIMITS, answers, tells_absence=True)
+    played = Played(LIMITS, answers, reports_absence=True)
     names = [f"silent{n}" for n in range(silent)]
     for name in (*names, "good"):
         played.core.gone(name, played.now, played.now)
@@ -188,7 +189,7 @@ def test_devices_that_live_and_do_not_answer_leave_the_others_their_turns(silent
     before = len(played.pushes_to("good"))
     played.pass_time(300)
     assert len(played.pushes_to("good")) - before == 20
-    assert played.core.mode_of("good") is Mode.LIVE
+    assert played.core.devices.mode_of("good") is Mode.LIVE
 
 
 def test_a_dead_letter_that_is_stored_late_delays_no_later_segment() -> None:
@@ -196,31 +197,31 @@ def test_a_dead_letter_that_is_stored_late_delays_no_later_segment() -> None:
         confirmed(played, push)
         played.core.answered(push.position, b"", played.now, failed=False)
 
-    played = Played(replace(LIMITS, parked_max=2), answers, tells_absence=True)
+    played = Played(replace(LIMITS, parked_max=2), answers, reports_absence=True)
     played.dying = []
     played.core.gone("d", played.now, played.now)
     for _ in range(3):
         played.arrive("d")
     played.core.alive("d", played.now)
     played.pass_time(2)
-    assert played.core.mode_of("d") is Mode.LIVE
+    assert played.core.devices.mode_of("d") is Mode.LIVE
     (overflowed,), played.dying = played.dying, None
     played.core.dead_letter_stored(overflowed.position)
     played.settle()
     played.core.gone("d", played.now, played.now)
     played.arrive("d")
     played.pass_time(1)
-    assert played.core.pending == 0, "its id is stored, and it is acknowledged"
+    assert played.core.commands.pending == 0, "its id is stored, and it is acknowledged"
 
 
 def test_a_command_in_flight_to_the_dead_letters_when_its_device_left_delays_no_segment() -> None:
     def answers(played: Played, push: Push) -> None:
         if push.position.entry == 0:
-            played.core.unfit(push.number, "too large")
+            played.core.delivery.reject(push.number, "too large")
         else:
             confirmed(played, push)
 
-    played = Played(LIMITS, answers, tells_absence=True)
+    played = Played(LIMITS, answers, reports_absence=True)
     played.core.gone("d", played.now, played.now)
     played.arrive("d")
     played.arrive("d")
@@ -234,4 +235,4 @@ def test_a_command_in_flight_to_the_dead_letters_when_its_device_left_delays_no_
     played.core.dead_letter_stored(dying.position)
     played.arrive("d")
     played.pass_time(1)
-    assert played.core.pending == 0, "its id is stored, and it is acknowledged"
+    assert played.core.commands.pending == 0, "its id is stored, and it is acknowledged"

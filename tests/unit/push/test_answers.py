@@ -12,11 +12,10 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.answers import answer_filter, parse_answer
-from bridge.push.core import PartitionCore
-from bridge.push.outgoing import check_topic, outgoing
+from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.position_tags import PositionTags, read_position
-from bridge.push.queues import Limits
 from bridge.settings import MqttSettings, PushSettings, Settings
 from tests.support.push_world import SECOND, PushWorld
 
@@ -58,13 +57,13 @@ def position(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def a_core(limits: Limits = LIMITS) -> PartitionCore:
-    core = PartitionCore(3, limits, {}, None)
+def a_core(limits: Limits = LIMITS) -> Partition:
+    core = Partition(3, limits, {}, None)
     core.link_up()
     return core
 
 
-def pushed(core: PartitionCore, now: int = NOW) -> Push:
+def pushed(core: Partition, now: int = NOW) -> Push:
     (push,) = core.take(now)
     assert isinstance(push, Push)
     return push
@@ -79,7 +78,7 @@ def test_the_cursor_waits_for_the_answer_and_the_receipt_has_its_head() -> None:
     core.arrived(position(1), command(1), NOW)
     core.confirmed(pushed(core).number, 0, NOW + 5)
     assert core.take(NOW) == []
-    assert (core.in_flight, core.awaited) == (0, 1)
+    assert (core.flights.in_flight, core.commands.awaited) == (0, 1)
     assert not core.settled
     assert core.answered(position(1), b"123456", NOW + 9, failed=False)
     assert kinds(core.take(NOW)) == [StoreCursor]
@@ -102,7 +101,7 @@ def test_an_answer_may_be_faster_than_the_puback() -> None:
     assert kinds(core.take(NOW)) == [StoreCursor]
     core.confirmed(push.number, 0, NOW)
     assert core.take(NOW) == []
-    assert core.awaited == 0
+    assert core.commands.awaited == 0
 
 
 def test_without_an_answer_the_command_is_resent_marked_and_no_other_device_waits() -> None:
@@ -155,8 +154,8 @@ def test_what_fails_too_often_goes_to_the_dead_letters_and_the_next_has_its_turn
 
 
 def answer(topic: str, *user: tuple[str, str], retain: bool = False, correlation: bytes | None = None) -> Message:
-    told = PublishProperties(user=user, correlation_data=correlation) if user or correlation else None
-    return Message(topic, b"ok", 1, retain, False, 1, told)
+    named = PublishProperties(user=user, correlation_data=correlation) if user or correlation else None
+    return Message(topic, b"ok", 1, retain, False, 1, named)
 
 
 TAGS = PositionTags(b"secret", 4)
@@ -172,13 +171,13 @@ def test_positions_travel_as_levels_and_come_back() -> None:
     assert found is not None
     assert (found.position, found.payload, found.failed) == (WHERE, b"ok", False)
     assert TAGS.proves(found.tag, WHERE, "d")
-    told = TOLD.encode()
-    assert parse_answer(answer("a/b/0/4", correlation=told), "a/b", 4) == found
+    named = TOLD.encode()
+    assert parse_answer(answer("a/b/0/4", correlation=named), "a/b", 4) == found
     for failing in (
         answer(f"a/b/{LEVELS}/failed"),
         answer(f"a/b/{LEVELS}", ("failed", "1")),
-        answer("a/b/0/4/failed", correlation=told),
-        answer("a/b/0/4", ("failed", "1"), correlation=told),
+        answer("a/b/0/4/failed", correlation=named),
+        answer("a/b/0/4", ("failed", "1"), correlation=named),
     ):
         found = parse_answer(failing, "a/b", 4)
         assert found is not None
@@ -207,11 +206,11 @@ PIECES = b"0 1 4 5 12 -1 -2 +3 999999999999999999 9999999999999999999 tttttttttt
 @example(b"")
 @example(b"\xff" * 60_000)
 @example(b"9" * 60_000)
-def test_h36_correlation_data_of_any_bytes_is_a_position_of_this_partition_or_none(told: bytes) -> None:
-    found = parse_answer(answer("a/b/0/4", correlation=told), "a/b", 4)
-    ours = re.fullmatch(rb"0\.4\.(\d+)\.(\d+)\.(-1|\d+)\.([A-Za-z0-9_-]{16})", told)
+def test_h36_correlation_data_of_any_bytes_is_a_position_of_this_partition_or_none(named: bytes) -> None:
+    found = parse_answer(answer("a/b/0/4", correlation=named), "a/b", 4)
+    ours = re.fullmatch(rb"0\.4\.(\d+)\.(\d+)\.(-1|\d+)\.([A-Za-z0-9_-]{16})", named)
     if ours is None:
-        assert found is None or b"/" in told
+        assert found is None or b"/" in named
     else:
         assert found is not None
         assert found.position == CommandPosition(*map(int, ours.groups()[:3]))

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.core import NO_SUBSCRIBERS, PartitionCore
 from bridge.push.cursor import Cursor
-from bridge.push.queues import Limits
+from bridge.push.delivery import NO_SUBSCRIBERS
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 NOW = 1_000 * SECOND
@@ -57,6 +58,14 @@ def test_no_long_walk_loses_reorders_or_repeats_unmarked(seed: int, limits: Limi
     play(PushWorld(limits), [(walk.choice(events), walk.randrange(1000)) for _ in range(300)])
 
 
+def test_h30_a_command_that_expires_after_its_device_was_spilled_leaves_the_parked_ones() -> None:
+    """Else the one behind it is read twice, and its device gets nothing more."""
+    walk = random.Random(39779)
+    events = [event for event in (*EVENTS, "write_bad") for _ in range(1 if event == "crash" else 4)]
+    limits = replace(LIMITS, window=2, pending=4, device_pending=2)
+    play(PushWorld(limits), [(walk.choice(events), walk.randrange(1000)) for _ in range(300)])
+
+
 # --- single steps ---
 
 
@@ -68,8 +77,8 @@ def position(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def a_core(limits: Limits = LIMITS, **cursors: Cursor) -> PartitionCore:
-    core = PartitionCore(3, limits, cursors, None)
+def a_core(limits: Limits = LIMITS, **cursors: Cursor) -> Partition:
+    core = Partition(3, limits, cursors, None)
     core.link_up()
     return core
 
@@ -176,8 +185,8 @@ def test_an_expired_command_gets_a_receipt_and_no_push() -> None:
 
 def test_a_message_that_is_no_command_is_acknowledged_after_its_dead_letter() -> None:
     core = a_core()
-    core.arrived_bad(position(1), "no topic", command_id="x", device="d")
-    core.arrived_bad(position(2), "no version", command_id="", device="")
+    core.arrived_invalid(position(1), "no topic", Command("x", "d", "", b""), 0)
+    core.arrived_invalid(position(2), "no version", Command("", "", "", b""), 0)
     assert [type(a) for a in core.take(NOW)] == [DeadLetter, DeadLetter]
     core.dead_letter_stored(position(1))
     row = only(core.take(NOW))
@@ -218,7 +227,7 @@ def test_a_lost_link_sends_again_in_order_and_marks_it() -> None:
 
 
 def test_after_a_crash_only_what_may_have_been_pushed_is_marked() -> None:
-    core = PartitionCore(0, LIMITS, {}, position(2))
+    core = Partition(0, LIMITS, {}, position(2))
     core.link_up()
     for number in (1, 2):
         core.arrived(position(number), command(number), NOW)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL, SURE, Cursor, OwnerRecord, Sure, ids_key
-from bridge.push.parked import ParkedId
-from bridge.push.records import CursorRecords
-from bridge.push.remembered import DAYS, MORE
+from bridge.push.cursor import BEFORE_ALL, MAX_UNPROVEN, Cursor, OwnerRecord, Unproven, ids_key
+from bridge.push.cursor_records import CursorRecords
+from bridge.push.remembered_ids import DAYS, MORE
+from bridge.push.segments import ParkedId
 
 DAY_US = 86_400_000_000
 
@@ -84,7 +84,7 @@ def test_a_device_with_many_commands_costs_little_for_each(count: int, each: int
         at_us = 1_800_000_000_000_000 + entry * 2_000_000
         place = CommandPosition(123_456, entry, -1)
         cursor.settle(place, f"command-{entry}", delivered=True, at_us=at_us)
-        cursor.trust(Sure(ParkedId(place, at_us // 1000 + 600_000, maybe_seen=True, unsure=True), at_us))
+        cursor.add_unproven(Unproven(ParkedId(place, at_us // 1000 + 600_000, maybe_seen=True, resend=True), at_us))
         for key, payload in cursor.records("d"):
             written[key] += len(payload)
             assert len(payload) < (2048 if key == "d" else 64 * 1024)
@@ -136,13 +136,10 @@ def read_back(stored: dict[str, bytes], capacity: int) -> Cursor:
     return found.whole().get("d") or Cursor(capacity)
 
 
-def test_a_cursor_with_all_ids_in_it_is_read_as_well() -> None:
-    """As push wrote it before the ids stood apart."""
+def test_a_cursor_of_a_version_that_was_never_released_is_refused() -> None:
     first = b'{"v":1,"position":[7,3,-1],"ids":["AAAAAAAAAAAA","!BBBBBBBBBBBB"],"sure":[7,2,-1,9000,8000000],"at":5}'
-    cursor = Cursor.decode(first, 8)
-    assert (cursor.position, cursor.delivered_at_ms) == (CommandPosition(7, 3, -1), 5)
-    assert [(s.one.position.entry, s.one.expires_at_ms, s.at_us) for s in cursor.sure] == [(2, 9000, 8000000)]
-    assert json.loads(cursor.encode())["ids"] == ["AAAAAAAAAAAA", "!BBBBBBBBBBBB"]
+    with pytest.raises(ContractError, match="version 1"):
+        Cursor.decode(first, 8)
 
 
 @given(
@@ -154,7 +151,7 @@ def test_a_cursor_with_all_ids_in_it_is_read_as_well() -> None:
             st.integers(0, 2**43),
             st.integers(0, 2**53),
         ),
-        max_size=SURE,
+        max_size=MAX_UNPROVEN,
     )
 )
 def test_recent_confirmations_of_the_broker_survive_encoding(
@@ -163,8 +160,8 @@ def test_recent_confirmations_of_the_broker_survive_encoding(
     cursor = Cursor(8)
     for ledger, entry, index, expires_at_ms, at_us in rows:
         place = CommandPosition(ledger, entry, index)
-        cursor.trust(Sure(ParkedId(place, expires_at_ms, maybe_seen=True, unsure=True), at_us))
-    assert Cursor.decode(cursor.encode(), 8).sure == cursor.sure
+        cursor.add_unproven(Unproven(ParkedId(place, expires_at_ms, maybe_seen=True, resend=True), at_us))
+    assert Cursor.decode(cursor.encode(), 8).unproven == cursor.unproven
 
 
 def test_h23_ids_that_a_former_owner_wrote_late_are_known_and_those_of_its_successor_are_written_again() -> None:
@@ -246,12 +243,12 @@ def test_h26_a_late_write_of_a_former_owner_does_not_undo_what_its_successor_sen
     place = CommandPosition(1, 5, -1)
     former, successor = Cursor(8, place), Cursor(8, place)
     former.settle(place._replace(entry=5 + behind), "confirmed late", delivered=True)
-    successor.go_back([ParkedId(place, maybe_seen=True, unsure=True)])
+    successor.resend_parked([ParkedId(place, maybe_seen=True, resend=True)])
     found = records_of(("former", Cursor(8, place)), ("successor", successor), ("former", former))
     counts = found.by_device["d"]
-    assert (counts.again, counts.again_from, counts.position) == (
-        successor.again,
-        successor.again_from,
+    assert (counts.resend, counts.resend_from, counts.position) == (
+        successor.resend,
+        successor.resend_from,
         place,
     )
     assert counts.delivered("confirmed late"), "what the former one knew is not lost"
@@ -261,7 +258,7 @@ def test_h26_a_late_write_of_a_former_owner_does_not_undo_what_its_successor_sen
 def test_what_an_owner_says_of_its_own_commands_counts_and_so_does_that_of_the_next_one() -> None:
     place = CommandPosition(1, 5, -1)
     back, done = Cursor(8, place), Cursor(8, place)
-    back.go_back([ParkedId(place, maybe_seen=True, unsure=True)])
+    back.resend_parked([ParkedId(place, maybe_seen=True, resend=True)])
     for writers in (("one", "one"), ("one", "other")):
         found = records_of(*zip(writers, (back, done), strict=True))
-        assert (found.by_device["d"].again_from, found.stale) == (None, set())
+        assert (found.by_device["d"].resend_from, found.stale) == (None, set())

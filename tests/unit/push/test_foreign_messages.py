@@ -15,21 +15,22 @@ from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.doing import Doing
-from bridge.push.gate import Gate
-from bridge.push.parked import read_segment, segment_key
-from bridge.push.partition_log import Arrived, PartitionLog
+from bridge.push.cursor_log import CursorLog, Writes
+from bridge.push.cursor_records import CursorRecords
+from bridge.push.effects import Effects
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
+from bridge.push.partition_log import Arrived, CommandSource, PartitionLog, receive_commands
 from bridge.push.position_tags import PositionTags
-from bridge.push.pulling import Puller
-from bridge.push.queues import Limits
-from bridge.push.records import CursorRecords
-from bridge.push.requests import Requests
-from bridge.push.resume import ResumingCore
-from bridge.push.taken import Taken
-from bridge.settings import PulsarSettings, Settings
-from tests.support.stored_message import StoredMessage
+from bridge.push.puller import Puller
+from bridge.push.request_log import RequestLog
+from bridge.push.segments import read_segment, segment_key
+from bridge.push.stored_message import StoredMessage
+from bridge.push.threads import Budget
+from bridge.settings import Settings
+from tests.support.stored_message import StoredMessage as Record
 from tests.support.waiting import poll_for
-from tests.unit.push.test_doing import METRICS
+from tests.unit.push.test_effects import METRICS
 
 NOW = 1_000_000_000
 
@@ -61,13 +62,13 @@ class FromPulsar:
 class Consumer:
     """Gives these messages, and then closes the gate through which its reader goes."""
 
-    def __init__(self, gate: Gate, messages: list[FromPulsar]) -> None:
-        self._gate = gate
+    def __init__(self, budget: Budget, messages: list[FromPulsar]) -> None:
+        self._budget = budget
         self._messages = messages
 
     def receive(self, _wait_ms: int) -> FromPulsar:
         if not self._messages:
-            self._gate.close()
+            self._budget.close()
             raise ReceiveTimeout("nothing came")
         return self._messages.pop(0)
 
@@ -75,22 +76,30 @@ class Consumer:
 @pytest.mark.parametrize("bad", ["key", "property", "key and property"])
 def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad: str) -> None:
     arrived: list[object] = []
-    gate = Gate(10, 1000)
-    partition = PartitionLog(PulsarSettings(), 0, gate=gate, post=arrived.append, pulled_bytes=1000)
-    partition._receive(cast(Any, Consumer(gate, [FromPulsar(0, bad), FromPulsar(1)])))
-    partition.close()
-    core = ResumingCore(0, Limits(), {}, None)
+    budget = Budget(10, 1000)
+    consumer = Consumer(budget, [FromPulsar(0, bad), FromPulsar(1)])
+    receive_commands(cast(Any, consumer), "commands", budget, arrived.append)
+    core = Partition(0, Limits(), {}, None)
     core.link_up()
-    tags = PositionTags(b"secret", 0)
-    doing = Doing(Settings(), core, cast(Link, None), partition, gate, METRICS, lambda _at: None, tags)
+    effects = effects_of(core, budget)
     for event in arrived:
         assert isinstance(event, Arrived)
-        doing.arrived(event.message)
+        effects.arrived(event.message)
     letter, push = core.take(NOW)
     key = "" if bad == "key and property" else "d"
     assert letter == DeadLetter(CommandPosition(1, 0, -1), key, NO_TEXT)
     assert isinstance(push, Push)
     assert push.command.command_id == "c-1"
+
+
+def effects_of(core: Partition, budget: Budget) -> Effects:
+    log, source = cast(PartitionLog, None), cast(CommandSource, None)
+    tags = PositionTags(b"secret", 0)
+    return Effects(Settings(), core, cast(Link, None), log, source, budget, METRICS, lambda _at: None, tags)
+
+
+def cursor_log(records: Records) -> CursorLog:
+    return CursorLog(cast(PulsarClient, records), "cursors", Writes(print))
 
 
 class Records:
@@ -102,9 +111,9 @@ class Records:
     def reader(self, *_args: object, **_more: object) -> Records:
         return self
 
-    def read_next(self, _wait_ms: int) -> StoredMessage:
+    def read_next(self, _wait_ms: int) -> Record:
         number, (key, payload) = self._records.pop(0)
-        return StoredMessage(number, key or "", payload, bad_key=key is None)
+        return Record(number, key or "", payload, bad_key=key is None)
 
     def close(self) -> None:
         pass
@@ -114,10 +123,9 @@ def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: p
     cursor = Cursor(8, CommandPosition(3, 7, -1))
     own = OwnerRecord("us", 1)
     records = Records((None, b"?"), ("d", cursor.encode()), (OWNER_KEY, own.encode()))
-    partition = PartitionLog(PulsarSettings(), 0, gate=Gate(1, 1), post=print, pulled_bytes=1)
-    monkeypatch.setattr(partition, "_client", records)
+    log = cursor_log(records)
     with structlog.testing.capture_logs() as logs:
-        found = partition.read_cursors(own, 8)
+        found = log.read(own, 8)
     assert {name: one.position for name, one in found.by_device.items()} == {"d": cursor.position}
     assert [(line["log_level"], line["position"]) for line in logs] == [("warning", str(CommandPosition(3, 0, -1)))]
 
@@ -148,18 +156,17 @@ def test_the_cursor_of_a_device_called_like_a_record_of_pushs_own_ends_nothing(
         (key, theirs),
         (OWNER_KEY, own),
     ]
-    partition = PartitionLog(PulsarSettings(), 0, gate=Gate(1, 1), post=print, pulled_bytes=1)
-    monkeypatch.setattr(partition, "_client", Records(*((name, one.encode()) for name, one in stored)))
+    log = cursor_log(Records(*((name, one.encode()) for name, one in stored)))
     with structlog.testing.capture_logs() as logs:
-        found = partition.read_cursors(own, 8)
+        found = log.read(own, 8)
     assert list(found.by_device) == ["d"]
     assert not found.by_device["d"].knows("theirs")
     assert (found.parked, found.clean) == ({}, True)
     assert [(line["position"], line["why"]) for line in logs] == [
         (str(CommandPosition(3, 2, -1)), f"its key is {key!r}")
     ]
-    monkeypatch.setattr(partition, "_client", Records((key, theirs.encode()), (OWNER_KEY, own.encode())))
-    assert not partition.replaced_since(message_id(0, 3, 0, -1), own)
+    log = cursor_log(Records((key, theirs.encode()), (OWNER_KEY, own.encode())))
+    assert not log.replaced_since(message_id(0, 3, 0, -1), own)
     view = PartitionView(0)
     for name, one in stored:
         view.take_record(name, one.encode())
@@ -198,10 +205,9 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
         ("\0term", b'{"v":9,"term":1}'),
         (OWNER_KEY, own.encode()),
     )
-    partition = PartitionLog(PulsarSettings(), 0, gate=Gate(1, 1), post=print, pulled_bytes=1)
-    monkeypatch.setattr(partition, "_client", records)
+    log = cursor_log(records)
     with structlog.testing.capture_logs() as logs:
-        found = partition.read_cursors(own, 8)
+        found = log.read(own, 8)
     assert {name: one.position for name, one in found.by_device.items()} == {
         "d": cursor.position,
         "lost": CommandPosition(-1, -1, -1),
@@ -210,20 +216,19 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
     assert not found.clean, "what is sent is marked as a repetition"
     assert len(logs) == 5
     assert {(line["log_level"], line["shown"]) for line in logs} == {("warning", 1)}
-    core = ResumingCore(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
-    assert [key for key, _ in core.unread] == [segment]
+    core = Partition(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
+    assert [key for key, _ in core.parking.unread] == [segment]
 
 
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
-    gate = Gate(10, 10_000)
-    core = ResumingCore(0, Limits(), {}, None)
+    budget = Budget(10, 10_000)
+    core = Partition(0, Limits(), {}, None)
     core.link_up()
-    tags = PositionTags(b"secret", 0)
-    doing = Doing(Settings(), core, cast(Link, None), cast(PartitionLog, None), gate, METRICS, lambda _at: None, tags)
+    effects = effects_of(core, budget)
     properties = encode_command(Command("c", "d", "t", b"")) | {C_DEVICE: device}
     position = CommandPosition(1, 0, -1)
-    doing.arrived(Taken(position, message_id(0, 1, 0, -1), device, b"", properties, 0))
+    effects.arrived(StoredMessage(position, message_id(0, 1, 0, -1), device, b"", properties, 0))
     (letter,) = core.take(NOW)
     assert isinstance(letter, DeadLetter)
     assert letter.reason.startswith("device: ")
@@ -255,12 +260,12 @@ class Broken:
 
 def test_an_error_that_ends_a_thread_beside_the_session_is_reported() -> None:
     client, failed = cast(PulsarClient, Broken()), list[Exception]()
-    puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, held_bytes=1)
+    puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, max_bytes=1)
     puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
-    poll_for(lambda: len(failed) == 1, 30, "the puller has told")
-    requests = Requests(client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append)
+    poll_for(lambda: len(failed) == 1, 30, "the puller has reported")
+    requests = RequestLog(client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append)
     requests.start()
-    poll_for(lambda: len(failed) == 2, 30, "the requests have told")
+    poll_for(lambda: len(failed) == 2, 30, "the requests have reported")
     puller.close()
     requests.close()
     assert {type(error) for error in failed} == {LookupError}

@@ -8,8 +8,9 @@ from random import Random
 import pytest
 
 from bridge.push.actions import Ack, DeadLetter, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.core import PartitionCore
-from bridge.push.queues import Limits, Mode
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
+from bridge.push.states import Mode
 from tests.support.push_world import PushWorld
 from tests.unit.push.test_parking import (
     ABSENT,
@@ -26,19 +27,19 @@ from tests.unit.push.test_parking import (
 )
 
 
-def parked_and_full() -> PartitionCore:
+def parked_and_full() -> Partition:
     """Return a core with one parked command, whose device came back, and one that overflowed; of that nothing is stored."""
     core = a_core(replace(LIMITS, parked_max=1, answers=False))
     core.gone("d", NOW, NOW)
     core.arrived(position(1), command(1), NOW)
-    (segment,) = of(StoreSegment, core.take(NOW + core._limits.coalesce_us))
+    (segment,) = of(StoreSegment, core.take(NOW + Limits().coalesce_us))
     core.segment_stored(segment.parked)
     core.arrived(position(2), command(2), NOW)
     assert [one.position for one in of(DeadLetter, core.take(NOW))] == [position(2)]
     core.alive("d", NOW + 1)
     assert of(StoreCursor, core.take(NOW + 1)), "that it is back"
     core.cursor_stored("d")
-    core.pulled("d", core._devices["d"].round, position(1), command(1), NOW + 1)
+    core.pulled("d", core.devices.awake["d"].replay.epoch, position(1), command(1), NOW + 1)
     (push,) = of(Push, core.take(NOW + 1))
     core.confirmed(push.number, 0, NOW + 1)
     core.take(NOW + 1)
@@ -46,7 +47,7 @@ def parked_and_full() -> PartitionCore:
     (cursor,) = of(StoreCursor, core.take(NOW + 1))
     core.cursor_stored(cursor.device)
     core.take(NOW + 1)
-    assert core.mode_of("d") is Mode.LIVE
+    assert core.devices.mode_of("d") is Mode.LIVE
     return core
 
 

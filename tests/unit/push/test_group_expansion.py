@@ -106,7 +106,7 @@ class GroupWorld:
         elif choice % 7 == 0 and old:
             self.log.append((position, old[choice % len(old)], self.now))
         else:
-            group = "unheard" if choice % 13 == 0 else GROUPS[choice % 3]
+            group = "unknown" if choice % 13 == 0 else GROUPS[choice % 3]
             expires = self.now // 1000 + 5000 if choice % 5 == 0 else 0
             command = GroupCommand(f"c{number}", group, "", b"payload", expires_at_ms=expires)
             self.log.append((position, command, self.now))
@@ -130,7 +130,7 @@ class GroupWorld:
         """The oldest record of the roster has stood for a day."""
         if choice % 3 == 0:
             self.expander.aged()
-        self.do(self.expander.once_more(), None)
+        self.do(self.expander.rewritten(), None)
 
     def doom(self, choice: int) -> None:
         """It dies a few steps from now."""
@@ -200,9 +200,9 @@ class GroupWorld:
         while self.read < len(self.log):
             self.receive(0)
         self.follow(0)
-        told = defaultdict(set)
+        receipted = defaultdict(set)
         for receipt in self.receipts:
-            told[receipt.command_id].add(receipt.state)
+            receipted[receipt.command_id].add(receipt.state)
         groups_of = {one.command_id: one.group for _, one, _ in self.log if isinstance(one, GroupCommand)}
         had: dict[str, list[str]] = defaultdict(list)
         for entry in self.entries:
@@ -210,8 +210,8 @@ class GroupWorld:
             assert entry.command_id == entry_id(entry.ref.command_id, entry.device)
             had[entry.device].append(entry.ref.command_id)
         for one, group in groups_of.items():
-            assert told[one], f"{one} has no receipt"
-            if "expanded" not in told[one]:
+            assert receipted[one], f"{one} has no receipt"
+            if "expanded" not in receipted[one]:
                 assert not any(one in ids for ids in had.values())
                 continue
             command = next(c for _, c, _ in self.log if isinstance(c, GroupCommand) and c.command_id == one)
@@ -232,7 +232,7 @@ class GroupWorld:
         for number in self.letters:
             command_ = self.log[number][1]
             # Died between the letter and the receipt: it may have expired since, or its group be known.
-            assert isinstance(command_, BadCommand) or self.crashes or "rejected" in told[command_.command_id]
+            assert isinstance(command_, BadCommand) or self.crashes or "rejected" in receipted[command_.command_id]
 
 
 EVENTS = ("join", "join", "leave", "be_known", "follow", "write", "write", "receive", "receive", "pass_time",
@@ -288,7 +288,7 @@ def test_the_order_of_steps_is_that_of_the_docstring() -> None:
 
 def test_an_expiry_is_given_and_bounded_by_when_it_was_emitted_or_published() -> None:
     hour = 3600 * SECOND
-    for told, emitted, published, expires_ms in (
+    for given_ms, emitted, published, expires_ms in (
         (0, 0, 100 * SECOND, 3_700_000),
         (0, 40 * SECOND, 100 * SECOND, 3_640_000),
         (0, 900 * SECOND, 100 * SECOND, 3_700_000),  # a clock that is ahead prolongs nothing
@@ -296,7 +296,7 @@ def test_an_expiry_is_given_and_bounded_by_when_it_was_emitted_or_published() ->
         (200_000, 0, 100 * SECOND, 200_000),
     ):
         expander, _, roster = an_expander("d", longest_us=hour)
-        list(expander.arrived(place(1), command(expires_at_ms=told, emitted_at_us=emitted), published, published))
+        list(expander.arrived(place(1), command(expires_at_ms=given_ms, emitted_at_us=emitted), published, published))
         assert roster.open[place(1)].command.expires_at_ms == expires_ms
         assert expander.next_expiry_us() == expires_ms * 1000
 
@@ -349,7 +349,7 @@ def test_all_records_of_a_roster_are_rewritten_with_their_current_values() -> No
     expander.aged()
     membership.put("a", "d3", member=False)
     list(expander.changed(1))
-    steps = list(expander.once_more())
+    steps = list(expander.rewritten())
     again = Roster()
     for step in steps:
         assert isinstance(step, Store)
@@ -357,10 +357,10 @@ def test_all_records_of_a_roster_are_rewritten_with_their_current_values() -> No
             again.take(*change.encode("me"))
     assert again == roster
     assert OWNER in (change for step in steps if isinstance(step, Store) for change in step.changes)
-    assert not list(expander.once_more()), "once"
+    assert not list(expander.rewritten()), "once"
     expander.aged()
     list(expander.passed(WEEK + SECOND))
-    keys = [c.key for s in expander.once_more() if isinstance(s, Store) for c in s.changes]
+    keys = [c.key for s in expander.rewritten() if isinstance(s, Store) for c in s.changes]
     assert keys == [("owner",), ("progress",), ("group", "a"), ("member", "a", "d1")], "and none that is gone"
 
 
@@ -446,6 +446,6 @@ def test_the_longest_texts_of_a_group_command_make_records_that_pulsar_takes() -
     expander = Expander(roster, membership, "to/{device}", WEEK)
     steps = [*expander.resume(1), *expander.arrived(place(1), long, 1, 1)]
     written = [change.encode("me")[1] for s in steps if isinstance(s, Store) for change in s.changes]
-    told = [receipt.encode() for s in steps if isinstance(s, Tell) for receipt in s.receipts]
-    assert len(told) == 2, "the member's topic is too long"
-    assert max(map(len, [*written, *told])) < 1_000_000
+    receipted = [receipt.encode() for s in steps if isinstance(s, Tell) for receipt in s.receipts]
+    assert len(receipted) == 2, "the member's topic is too long"
+    assert max(map(len, [*written, *receipted])) < 1_000_000

@@ -61,9 +61,9 @@ def test_a_write_that_pulsar_never_answers_ends_the_session_and_names_its_topic(
     log = group_log(topic)
     log.read()
     topic.silent = True
-    with pytest.raises(TransientError, match=f"{GROUP_ROSTER_TOPIC}.* 2 messages") as told:
+    with pytest.raises(TransientError, match=f"{GROUP_ROSTER_TOPIC}.* 2 messages") as raised:
         log.store([OWNER, Roster().known("a")])
-    assert told.value.remedy
+    assert raised.value.remedy
 
 
 def test_a_write_without_an_answer_does_not_delay_a_stop() -> None:
@@ -91,7 +91,7 @@ FOREIGN = [
     ('["member","a","d"]', b"no JSON"),
     ('["member","a","d"]', b"[]"),
     ('["member","a","d"]', b'{"v":1,"o":7}'),
-    ("7", b'{"v":1,"o":"somebody"}'),
+    ("7", b'{"v":1,"o":"another"}'),
     ("[7]", b""),
     ("", b"no key"),
 ]

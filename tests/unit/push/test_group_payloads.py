@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry
 from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
 from bridge.push.actions import Push
-from bridge.push.groups.cache import PayloadCache
 from bridge.push.groups.indexed import Indexed, Lost
-from bridge.push.groups.metrics import GroupMetrics
-from bridge.push.groups.payloads import Payloads
+from bridge.push.groups.payloads import PayloadCache, Payloads
+from bridge.push.metrics import GroupMetrics
 from bridge.push.position_reader import PositionReader
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage
@@ -37,7 +36,7 @@ def test_a_payload_is_read_once_for_all_who_ask_and_the_cache_keeps_its_bounds(
     played: list[tuple[str, int]], limit: int
 ) -> None:
     reading: list[CommandPosition] = []
-    told: list[tuple[CommandPosition, bytes | None]] = []
+    answers: list[tuple[CommandPosition, bytes | None]] = []
     counted: Counter[str] = Counter()
     cache = PayloadCache(limit, reading.append, lambda: counted.update(["hit"]), lambda: counted.update(["missed"]))
     asked = answered = reads = 0
@@ -45,7 +44,7 @@ def test_a_payload_is_read_once_for_all_who_ask_and_the_cache_keeps_its_bounds(
         if event == "ask":
             asked += 1
             before = len(reading)
-            found = cache.ask(place(number), lambda position, payload: told.append((position, payload)))
+            found = cache.ask(place(number), lambda position, payload: answers.append((position, payload)))
             reads += len(reading) - before
             assert reading.count(place(number)) <= 1, "concurrent misses wait for one read"
             if found is not None:
@@ -57,7 +56,7 @@ def test_a_payload_is_read_once_for_all_who_ask_and_the_cache_keeps_its_bounds(
         assert 0 <= cache.size <= limit
     while reading:
         cache.fetched(reading.pop(), None)
-    assert answered + len(told) == asked, "everybody is answered once"
+    assert answered + len(answers) == asked, "every request is answered once"
     assert (counted["missed"], counted["hit"]) == (reads, asked - reads)
 
 
@@ -238,19 +237,19 @@ def test_what_pulsar_has_and_gives_to_no_reader_waits_behind_the_others(
     world = PulsarWithoutABookie()
     monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 0.1)
     monkeypatch.setattr("bridge.push.groups.payloads.PulsarClient", lambda _settings: world)
-    told: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
     failures: list[Exception] = []
     payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()), failures.append)
     for number in (1, 9, 2):
-        assert payloads.ask(place(number), lambda at, payload: told.put((at.entry, payload))) is None
+        assert payloads.ask(place(number), lambda at, payload: answers.put((at.entry, payload))) is None
     try:
-        assert told.get(timeout=patient(20)) == (9, b"payload 9")
+        assert answers.get(timeout=patient(20)) == (9, b"payload 9")
         world.back()
-        assert sorted(told.get(timeout=patient(20)) for _ in range(2)) == [
+        assert sorted(answers.get(timeout=patient(20)) for _ in range(2)) == [
             (1, b"payload 1"),
             (2, b"payload 2"),
         ]
     finally:
         payloads.close()
-    assert told.empty()
+    assert answers.empty()
     assert not failures

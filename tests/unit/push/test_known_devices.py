@@ -10,7 +10,7 @@ from bridge.pulsar.client import PulsarClient
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.groups.membership import Membership
 from bridge.push.groups.table import KnownDevices
-from bridge.push.parked import segment_key
+from bridge.push.segments import segment_key
 from bridge.settings import PulsarSettings
 from bridge.settings.push import GroupRule
 from tests.support.stored_message import StoredMessage
@@ -53,7 +53,7 @@ def test_h43_a_pattern_means_devices_that_had_a_command_and_no_record_of_pushs_o
     ]
     membership = Membership([GroupRule(name="all", devices=("*",))])
     KnownDevices(cast(PulsarClient, Partition(records)), PulsarSettings(), membership).take()
-    assert membership.members("all") == {"press-1", "press-2"}, "ingest has heard of hall-2, and that makes no member"
+    assert membership.members("all") == {"press-1", "press-2"}, "hall-2 is known to ingest and is still no member"
 
 
 def test_h43_patterns_mean_no_more_devices_than_the_setting() -> None:

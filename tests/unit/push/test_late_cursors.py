@@ -12,12 +12,12 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, read_term, term_record
-from bridge.push.parked import Parked, ParkedId, segment_key
-from bridge.push.partition_log import Cursors, PartitionLog
-from bridge.push.queues import Limits
-from bridge.push.records import CursorRecords
-from bridge.push.resume import ResumingCore
-from bridge.push.rewriting import CursorsAged, CursorsForgotten, Rewriting
+from bridge.push.cursor_log import CursorLog, Cursors
+from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
+from bridge.push.segments import Parked, ParkedId, segment_key
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
@@ -97,11 +97,11 @@ class Log:
             self.write_record(key, payload, token)
 
 
-def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[ResumingCore, Log]:
+def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[Partition, Log]:
     """Take over as a session does; ``last`` is the last command that is there then."""
     found, partition_log = read(log), Log(writer)
-    Rewriting(cast(PartitionLog, partition_log)).taken_over(found, position(last))
-    core = ResumingCore(
+    CursorRewriter(cast(CursorLog, partition_log)).taken_over(found, position(last))
+    core = Partition(
         0,
         Limits(),
         found.by_device,
@@ -111,7 +111,7 @@ def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[
         now_us=NOW,
         left_us=found.left_us,
     )
-    core.link_up(tells_absence=True)
+    core.link_up(reports_absence=True)
     return core, partition_log
 
 
@@ -119,7 +119,7 @@ def of(kind: type[ONE], actions: Sequence[object]) -> list[ONE]:
     return [one for one in actions if isinstance(one, kind)]
 
 
-def sent(core: ResumingCore, until: int) -> dict[int, bool]:
+def sent(core: Partition, until: int) -> dict[int, bool]:
     """Have the commands 1 to ``until`` come, and all succeed. Returns the number of each that is pushed, and its mark."""
     found: dict[int, bool] = {}
     for number in range(1, until + 1):
@@ -127,7 +127,7 @@ def sent(core: ResumingCore, until: int) -> dict[int, bool]:
     while actions := core.take(NOW):
         for push in of(Push, actions):
             found[push.position.entry] = push.repeat
-            core.sent(push.number, NOW)
+            core.flights.sent(push.number, NOW)
             core.confirmed(push.number, 0, NOW)
         for stored in of(StoreCursor, actions):
             core.cursor_stored(stored.device)
@@ -155,7 +155,7 @@ def test_h23_nothing_is_repeated_unmarked_wherever_a_late_cursor_and_a_compactio
         pushed = sent(core, 7)
         assert all(pushed.get(number, True) for number in range(1, 5)), f"unmarked with {count} compacted"
         assert set(pushed) >= {5, 6, 7}
-        assert not any(pushed[number] for number in (6, 7)), "nobody can have had what came after the takeover"
+        assert not any(pushed[number] for number in (6, 7)), "no device can have received what came after the takeover"
 
 
 def test_h23_what_may_have_been_had_is_known_to_the_next_owner_as_well() -> None:
@@ -185,7 +185,7 @@ def test_h23_parked_commands_of_a_device_whose_cursor_is_late_are_marked() -> No
         actions = core.take(NOW + later * SECOND)
         for pull in of(Pull, actions):
             for where in pull.positions:
-                core.pulled("d", pull.round, where, command(where.entry), NOW + later * SECOND)
+                core.pulled("d", pull.epoch, where, command(where.entry), NOW + later * SECOND)
         for push in of(Push, actions):
             marks[push.position.entry] = push.repeat
             core.confirmed(push.number, 0, NOW + later * SECOND)
@@ -214,22 +214,22 @@ def test_a_log_in_which_no_term_began_is_read_as_it_was() -> None:
 
 def test_h26_a_late_write_undoes_no_going_back_although_all_that_was_before_it_is_compacted_away() -> None:
     back = cursor_at(3)
-    back.go_back([ParkedId(position(2), maybe_seen=True, unsure=True)])
+    back.resend_parked([ParkedId(position(2), maybe_seen=True, resend=True)])
     written = ("d", back.encode(), "successor")
     found = read(compacted([*BEFORE, written, *LATE, at(3, "former")], 6))
-    assert (found.by_device["d"].again_from, found.stale) == (back.again_from, {"d"})
+    assert (found.by_device["d"].resend_from, found.stale) == (back.resend_from, {"d"})
 
 
-def test_up_to_where_a_device_may_have_had_its_commands_survives_encoding_until_it_is_passed() -> None:
+def test_up_to_where_a_device_maybe_seen_its_commands_survives_encoding_until_it_is_passed() -> None:
     cursor = cursor_at(2)
-    cursor.had_to = position(4)
+    cursor.maybe_seen_to = position(4)
     read_back = Cursor.decode(cursor.encode(), 8)
-    assert [read_back.may_have_had(position(number)) for number in (3, 4, 5)] == [True, True, False]
+    assert [read_back.maybe_seen(position(number)) for number in (3, 4, 5)] == [True, True, False]
     merged = cursor_at(2)
     merged.merge(read_back)
-    assert merged.had_to == position(4)
+    assert merged.maybe_seen_to == position(4)
     read_back.settle(position(4), "c4", delivered=True)
-    assert Cursor.decode(read_back.encode(), 8).had_to is None
+    assert Cursor.decode(read_back.encode(), 8).maybe_seen_to is None
 
 
 def test_a_term_of_another_version_is_refused() -> None:
@@ -254,8 +254,8 @@ def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
 def test_the_term_is_rewritten_after_all_old_records_and_before_lost_ones() -> None:
     """Behind it another one's record is late: it may not be put behind such a one before our own word is."""
     cursors = {f"d{number}": cursor_at(1) for number in range(50)}
-    core, log = ResumingCore(0, Limits(), cursors, None), Log("us")
-    rewriting = Rewriting(cast(PartitionLog, log))
+    core, log = Partition(0, Limits(), cursors, None), Log("us")
+    rewriting = CursorRewriter(cast(CursorLog, log))
     rewriting.begin(CursorsAged(), core)
     for turn in range(100):
         rewriting.turn(core, float(turn))

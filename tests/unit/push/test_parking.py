@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.core import PartitionCore
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.parked import Parked, ParkedId, decode_segment, segment_device
+from bridge.push.limits import Limits
+from bridge.push.partition import Partition
 from bridge.push.presence import Presence, PresenceRules, Sign
-from bridge.push.queues import Limits, Mode
-from bridge.push.resume import ResumingCore
+from bridge.push.segments import Parked, ParkedId, decode_segment, segment_device
+from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 
@@ -122,9 +122,9 @@ def position(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def a_core(limits: Limits = LIMITS) -> PartitionCore:
-    core = PartitionCore(3, limits, {}, None)
-    core.link_up(tells_absence=True)
+def a_core(limits: Limits = LIMITS) -> Partition:
+    core = Partition(3, limits, {}, None)
+    core.link_up(reports_absence=True)
     return core
 
 
@@ -150,11 +150,11 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
         0,
         600,
     ]  # stored in this order, so the last vouches for all
-    assert core.pending == 600
+    assert core.commands.pending == 600
     for segment in segments:
         core.segment_stored(segment.parked)
     assert len(of(Ack, core.take(due))) == 600
-    assert (core.pending, core.parked, core.parked_devices, core.devices) == (0, 600, 1, 0)
+    assert (core.commands.pending, core.segments.parked, core.devices.parked, len(core.devices.awake)) == (0, 600, 1, 0)
     core.arrived(position(600), command(600), due)
     later = due + SECOND
     core.tick(later)
@@ -164,7 +164,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     core.take(later)
     core.arrived(position(3), command(3), later)  # its acknowledgement was lost
     assert core.take(later) == [Ack(position(3))]
-    assert core.keeps_from(later) == position(0)
+    assert core.retention.keeps_from(later) == position(0)
 
 
 def test_h27_what_arrives_while_a_device_is_replayed_comes_after_what_is_parked() -> None:
@@ -176,7 +176,7 @@ def test_h27_what_arrives_while_a_device_is_replayed_comes_after_what_is_parked(
     assert pull.positions == (position(1),)
     core.arrived(position(2), command(2), NOW)
     assert not of(Push, core.take(NOW + SECOND))
-    core.pulled("d", pull.round, position(1), command(1), NOW)
+    core.pulled("d", pull.epoch, position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW + SECOND))
     assert (push.position, push.repeat) == (position(1), False)
 
@@ -186,10 +186,10 @@ def test_a_device_that_is_parked_since_it_does_not_answer_is_waited_for_no_more(
     core.arrived(position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW))
     core.confirmed(push.number, 0, NOW)
-    assert core.awaited == 1
+    assert core.commands.awaited == 1
     late = NOW + LIMITS.answer_timeout_us
     core.tick(late)
-    assert core.awaited == 0
+    assert core.commands.awaited == 0
     (segment,) = of(StoreSegment, core.take(late + SECOND))
     core.segment_stored(segment.parked)
     core.take(late + SECOND)
@@ -203,7 +203,7 @@ def test_h31_an_absence_older_than_the_last_sign_of_life_parks_no_device() -> No
     core.arrived(position(1), command(1), NOW)
     assert of(Push, core.take(NOW))
     core.gone("d", NOW + 1, NOW + 1)
-    assert core.parked == 1
+    assert core.segments.parked == 1
 
 
 def test_h31_a_parked_device_is_probed_within_a_minute_and_then_more_and_more_slowly() -> None:
@@ -211,7 +211,7 @@ def test_h31_a_parked_device_is_probed_within_a_minute_and_then_more_and_more_sl
     core.arrived(position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW))
     core.confirmed(push.number, 0x10, NOW)
-    assert core.parked == 1
+    assert core.segments.parked == 1
     now, waits = NOW, []
     for _ in range(3):
         begin = now
@@ -223,7 +223,7 @@ def test_h31_a_parked_device_is_probed_within_a_minute_and_then_more_and_more_sl
             now = max(due, now + 1)
             core.tick(now)
         waits.append((now - begin) // SECOND)
-        core.pulled("d", pulls[0].round, position(1), command(1), now)
+        core.pulled("d", pulls[0].epoch, position(1), command(1), now)
         (push,) = of(Push, core.take(now))
         assert push.repeat
         core.confirmed(push.number, 0x10, now)
@@ -233,9 +233,9 @@ def test_h31_a_parked_device_is_probed_within_a_minute_and_then_more_and_more_sl
 def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> None:
     core = a_core(replace(LIMITS, replay_rate=20, replay_window=64))
     places = {}
-    for device in ("a", "b", "c", "unheard"):
+    for device in ("a", "b", "c", "silent"):
         core.gone(device, NOW, NOW)
-        for number in range(1 if device == "unheard" else 500):
+        for number in range(1 if device == "silent" else 500):
             places[position(len(places))] = command(number, device)
     for place, one in places.items():
         core.arrived(place, one, NOW)
@@ -249,7 +249,7 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
             if isinstance(action, Pull):
                 pulled.append(action.device)
                 for place in action.positions:
-                    core.pulled(action.device, action.round, place, places[place], now)
+                    core.pulled(action.device, action.epoch, place, places[place], now)
             elif isinstance(action, Push):
                 core.confirmed(action.number, 0, now)
                 core.answered(action.position, b"", now, failed=False)
@@ -259,11 +259,11 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
                 core.receipt_stored(action.position)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
-        if "unheard" in pulled:
+        if "silent" in pulled:
             break
     due = (LIMITS.probe_min_us + SECOND) // (SECOND // 20)
     assert len(pulled) < due + 16, f"others had {len(pulled)} turns"
-    assert core.parked > 1000, "and more waits for them"
+    assert core.segments.parked > 1000, "and more waits for them"
 
 
 def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_does_not_wait_for_them() -> None:
@@ -274,8 +274,8 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_do
         places[position(number)] = command(number, f"d{number}")
     for place, one in places.items():
         core.arrived(place, one, NOW)
-    core.presence = Presence()  # as after a restart: without any sign of them
-    core.link_up(tells_absence=True)
+    vars(core.presence).update(vars(Presence()))  # as after a restart: no device has given a sign
+    core.link_up(reports_absence=True)
     now, probed, got = NOW, list[str](), dict[str, int]()
     for turn in range(600):
         now += SECOND // 10
@@ -287,8 +287,8 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_do
         for action in core.take(now):
             if isinstance(action, Pull):
                 (place,) = action.positions
-                probed += [action.device] * action.unheard
-                core.pulled(action.device, action.round, place, places[place], now)
+                probed += [action.device] * action.probing
+                core.pulled(action.device, action.epoch, place, places[place], now)
             elif isinstance(action, Push):
                 device = places[action.position].device
                 there = turn >= 500 and device in back
@@ -323,7 +323,7 @@ def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_mean
                 core.segment_stored(action.parked)
             elif isinstance(action, Pull):
                 for one in action.positions:
-                    core.pulled("d", action.round, one, command(one.entry, qos=2), now)
+                    core.pulled("d", action.epoch, one, command(one.entry, qos=2), now)
             elif isinstance(action, Push):
                 sent.append((action.command.command_id, action.command.qos))
                 core.confirmed(action.number, 0, now)
@@ -335,7 +335,7 @@ def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_mean
 
 
 def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> None:
-    core = PartitionCore(3, BROKER, {}, None)
+    core = Partition(3, BROKER, {}, None)
     core.link_up()
     core.arrived(position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW))
@@ -345,19 +345,19 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
     core.gone("d", NOW + 1, NOW + 1)
     (cursor,) = of(StoreCursor, core.take(NOW + 1))
     assert cursors_of(dict(cursor.records))["d"].done < position(1)
-    assert core.parked == 1
+    assert core.segments.parked == 1
     for later in range(0, 7200, 5):
         core.tick(NOW + later * SECOND)
         assert not of(Pull, core.take(NOW + later * SECOND))
     core.alive("d", NOW + 7300 * SECOND)
     (pull,) = of(Pull, core.take(NOW + 7300 * SECOND))
-    core.pulled("d", pull.round, position(1), command(1), NOW)
+    core.pulled("d", pull.epoch, position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW + 7300 * SECOND))
     assert push.repeat
 
 
 def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> None:
-    core = PartitionCore(3, BROKER, {}, None)
+    core = Partition(3, BROKER, {}, None)
     core.link_up()  # this broker does not report absence: no device is probed
     for number, name in enumerate(("a", "b")):
         core.gone(name, NOW, NOW)
@@ -366,14 +366,14 @@ def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_
     for segment in of(StoreSegment, core.take(now)):
         core.segment_stored(segment.parked)
     core.take(now)
-    assert (core.parked, core.devices, core.with_cursors) == (2, 0, [])
+    assert (core.segments.parked, len(core.devices.awake), core.devices.with_cursors) == (2, 0, [])
     for _ in range(20):
         due = core.next_time_us()
         assert due is not None
         now = max(due, now + 1)
         core.tick(now)
         assert core.take(now) == []
-        assert (core.parked_devices, core.devices) == (2, 0)
+        assert (core.devices.parked, len(core.devices.awake)) == (2, 0)
     assert now > NOW + 60 * SECOND
 
 
@@ -392,13 +392,13 @@ def test_of_a_device_that_is_probed_again_and_again_no_time_stays_in_memory_unti
                     probes += 1
                 elif isinstance(action, Pull):
                     (where,) = action.positions
-                    core.pulled(action.device, action.round, where, kept[where.entry], now)
+                    core.pulled(action.device, action.epoch, where, kept[where.entry], now)
                 stored_as(core, [action], {}, 1)
         due = core.next_time_us()
         assert due is not None
         now = max(due, now + 1)
-    assert core.parked == 2
-    assert len(core._timers) < 200
+    assert core.segments.parked == 2
+    assert len(core.probes._timers) < 200
     core.tick(kept[0].expires_at_ms * 1000)  # and it is seen that they have expired
     assert {pull.device for pull in of(Pull, core.take(kept[0].expires_at_ms * 1000))} == {"a", "b"}
 
@@ -418,12 +418,12 @@ def test_h30_a_slow_device_that_fills_the_partition_waits_in_pulsar() -> None:
     assert of(Push, core.take(NOW + 4 * SECOND))
 
 
-def filled(limits: Limits, arriving: list[Command]) -> tuple[PartitionCore, list[Command]]:
+def filled(limits: Limits, arriving: list[Command]) -> tuple[Partition, list[Command]]:
     """A core that takes these as long as the gate would, and fails each that it pushes, by the word of its device."""
     core, left, now = a_core(limits), list(arriving), NOW
     for step in range(120):
         now = NOW + step * SECOND // 2
-        while left and core.pending < limits.pending and core.pending_bytes < limits.pending_bytes:
+        while left and core.commands.pending < limits.pending and core.commands.pending_bytes < limits.pending_bytes:
             core.arrived(position(len(arriving) - len(left)), left.pop(0), now)
         core.tick(now)
         actions = core.take(now)
@@ -444,8 +444,8 @@ def filled(limits: Limits, arriving: list[Command]) -> tuple[PartitionCore, list
 def test_h30_devices_that_fail_and_fill_the_partition_wait_in_pulsar(limits: Limits, devices: int) -> None:
     failing = [command(number, f"d{number % devices}") for number in range(50)]
     core, left = filled(limits, [*failing, command(1, "other")])
-    assert not left, f"{len(left)} were not taken: {core.pending}, {core.pending_bytes} bytes"
-    assert core.mode_of("other") is Mode.LIVE
+    assert not left, f"{len(left)} were not taken: {core.commands.pending}, {core.commands.pending_bytes} bytes"
+    assert core.devices.mode_of("other") is Mode.LIVE
 
 
 def test_h30_large_payloads_that_fill_the_partition_make_room_themselves_and_small_ones_stay() -> None:
@@ -454,8 +454,8 @@ def test_h30_large_payloads_that_fill_the_partition_make_room_themselves_and_sma
     large = [command(number, "large", payload=bytes(40_000)) for number in range(5)]
     core, left = filled(limits, [*small, *large, command(1, "other")])
     assert not left
-    assert core.mode_of("large") is not Mode.LIVE
-    assert {core.mode_of(f"s{number}") for number in range(3)} == {Mode.LIVE}
+    assert core.devices.mode_of("large") is not Mode.LIVE
+    assert {core.devices.mode_of(f"s{number}") for number in range(3)} == {Mode.LIVE}
 
 
 def test_h30_what_goes_beyond_the_bytes_makes_room_for_itself_and_for_what_was_there() -> None:
@@ -465,7 +465,7 @@ def test_h30_what_goes_beyond_the_bytes_makes_room_for_itself_and_for_what_was_t
     large = [command(1, "large", payload=bytes(900))]
     core, left = filled(limits, [*small, *large, command(1, "other")])
     assert not left
-    assert core.mode_of("other") is Mode.LIVE
+    assert core.devices.mode_of("other") is Mode.LIVE
 
 
 def test_h26_a_command_parked_twice_is_resent_if_one_of_both_copies_requires_it() -> None:
@@ -474,7 +474,7 @@ def test_h26_a_command_parked_twice_is_resent_if_one_of_both_copies_requires_it(
         assert list(Parked.loaded(segments, BEFORE_ALL)) == [unsure]
 
 
-def stored_as(core: PartitionCore, actions: list[Action], cursors: dict[str, bytes], most: int) -> int:
+def stored_as(core: Partition, actions: list[Action], cursors: dict[str, bytes], most: int) -> int:
     """Store the first of these writes and answer for them. Returns how many were stored."""
     done = 0
     for action in actions:
@@ -489,16 +489,14 @@ def stored_as(core: PartitionCore, actions: list[Action], cursors: dict[str, byt
     return done
 
 
-def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> PartitionCore:
+def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> Partition:
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
-    core = PartitionCore(
-        3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now
-    )
+    core = Partition(3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now)
     core.link_up()
     return core
 
 
-def served(core: PartitionCore, cursors: dict[str, bytes], now: int) -> list[Push]:
+def served(core: Partition, cursors: dict[str, bytes], now: int) -> list[Push]:
     """Let everything work for a while. Returns what was pushed."""
     pushed: list[Push] = []
     for later in range(20):
@@ -508,7 +506,7 @@ def served(core: PartitionCore, cursors: dict[str, bytes], now: int) -> list[Pus
             for action in actions:
                 if isinstance(action, Pull):
                     for where in action.positions:
-                        core.pulled("d", action.round, where, command(where.entry), at)
+                        core.pulled("d", action.epoch, where, command(where.entry), at)
                 elif isinstance(action, Push):
                     pushed.append(action)
                     core.confirmed(action.number, 0, at)
@@ -531,9 +529,9 @@ def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stor
         assert stored_as(core, core.take(NOW + number), cursors, 1) == 1
     now = NOW + SECOND
     core = successor(cursors, BROKER, now)  # the first has died before it knew that the device is offline
-    assert core.keeps_from(now) == position(0)
+    assert core.retention.keeps_from(now) == position(0)
     core.alive("d", NOW)  # it was there when it had the first
-    assert core.keeps_from(now) == position(1)
+    assert core.retention.keeps_from(now) == position(1)
     core.gone("d", now, now)
     actions = core.take(now)
     now += SECOND
@@ -545,13 +543,13 @@ def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stor
         stored_as(core, core.take(now), cursors, left)
     core = successor(cursors, BROKER, now)
     core.gone("d", now, now)
-    assert core.parked == (3 if stored == 0 else 2)  # its sign of life is not stored with the first write
+    assert core.segments.parked == (3 if stored == 0 else 2)  # its sign of life is not stored with the first write
     core.alive("d", now + 1)
     pushed = served(core, cursors, now + 1)
     assert [p.position.entry for p in pushed] == list(range(0 if stored == 0 else 1, 3))
     assert all(push.repeat for push in pushed)
-    assert core.parked == 0
-    assert cursors_of(cursors)["d"].again == []
+    assert core.segments.parked == 0
+    assert cursors_of(cursors)["d"].resend == []
 
 
 def test_h26_what_was_confirmed_before_a_sign_of_life_is_not_sent_again() -> None:
@@ -564,7 +562,7 @@ def test_h26_what_was_confirmed_before_a_sign_of_life_is_not_sent_again() -> Non
         stored_as(core, core.take(at), {}, 1)
     core.alive("d", NOW + SECOND // 2)  # noted by ingest, and read only now
     core.gone("d", NOW + 2 * SECOND, NOW + 2 * SECOND)
-    assert core.parked == 1
+    assert core.segments.parked == 1
 
 
 def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
@@ -579,8 +577,8 @@ def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
     core.take(NOW)
     core.receipt_stored(position(1))
     later = NOW + BROKER.unsure_us + SECOND
-    assert core.keeps_from(NOW) == position(0)
-    assert core.keeps_from(later) > position(0)  # type: ignore[operator]
+    assert core.retention.keeps_from(NOW) == position(0)
+    assert core.retention.keeps_from(later) > position(0)  # type: ignore[operator]
 
 
 def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_push_again() -> None:
@@ -596,13 +594,13 @@ def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_pu
     core.take(NOW)
     core.receipt_stored(position(1))
     core.take(NOW)
-    assert core.keeps_from(NOW + 1) == position(1)
-    assert core.hold_from(NOW + 1) is None
-    assert core.hold_from(NOW + BROKER.unsure_us) is None
-    assert core.hold_from(NOW + BROKER.unsure_us + 2) == position(1)
+    assert core.retention.keeps_from(NOW + 1) == position(1)
+    assert core.retention.trims_to(NOW + 1) is None
+    assert core.retention.trims_to(NOW + BROKER.unsure_us) is None
+    assert core.retention.trims_to(NOW + BROKER.unsure_us + 2) == position(1)
 
 
-def parked_unanswered(core: PartitionCore) -> int:
+def parked_unanswered(core: Partition) -> int:
     """One command is pushed twice and not answered; two more wait. Returns the time."""
     for number in range(3):
         core.arrived(position(number), command(number), NOW)
@@ -614,7 +612,7 @@ def parked_unanswered(core: PartitionCore) -> int:
         core.tick(now)
         now += 4 * SECOND
         core.tick(now)
-    assert core.parked == 3
+    assert core.segments.parked == 3
     for segment in of(StoreSegment, core.take(now)):
         core.segment_stored(segment.parked)
     core.take(now)
@@ -627,7 +625,7 @@ def test_a_late_answer_wakes_a_parked_device_and_settles_its_command() -> None:
     assert core.answered(position(0), b"done", now, failed=False)
     (pull,) = of(Pull, core.take(now))
     for where in pull.positions:
-        core.pulled("d", pull.round, where, command(where.entry), now)
+        core.pulled("d", pull.epoch, where, command(where.entry), now)
     actions = core.take(now)
     (row,) = of(StoreReceipt, actions)
     assert (row.receipt.command_id, row.receipt.state, row.receipt.answer) == ("d-0", "answered", b"done")
@@ -644,7 +642,7 @@ def test_a_late_answer_settles_what_was_pulled_already_and_one_that_failed_only_
     assert core.answered(position(0), b"no", now, failed=True)
     (pull,) = of(Pull, core.take(now))
     core.link_down()  # so that it is not pushed yet
-    core.pulled("d", pull.round, position(0), command(0), now)
+    core.pulled("d", pull.epoch, position(0), command(0), now)
     assert core.answered(position(0), b"done", now, failed=False)
     (row,) = of(StoreReceipt, core.take(now))
     assert row.receipt.state == "answered"
@@ -668,7 +666,7 @@ def test_h31_after_a_takeover_only_signs_that_the_former_owner_did_not_have_wake
     core.tick(now)
     segments = {s.key: s.payload for s in of(StoreSegment, core.take(now))}
     for seen, woken in ((now - 1, False), (now + 1, True)):
-        core = PartitionCore(3, BROKER, {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
+        core = Partition(3, BROKER, {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
         core.link_up()
         core.alive("d", seen)
         assert bool(of(Pull, core.take(now + SECOND))) == woken
@@ -690,46 +688,46 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
     stored_as(core, core.take(now), cursors, 9)
     core.take(now)
     now += 101 * SECOND
-    core.hold_from(now)
+    core.retention.trims_to(now)
     copies: dict[CommandPosition, int] = {}
     writes: list[StoreSegment] = []
     while orders := of(Copy, actions := core.take(now)):
         (order,) = orders
         places = [CommandPosition(50, len(copies) + n, -1) for n in range(len(order.positions))]
         copies |= {place: where.entry for place, where in zip(places, order.positions, strict=True)}
-        core.copied(order.move, places, now)
+        core.relocation.copied(order.relocation, places, now)
         writes += [action for action in actions if isinstance(action, StoreSegment)]
         now += SECOND
         core.tick(now)
-    assert core.keeps_from(now) == position(0)  # not stored yet
+    assert core.retention.keeps_from(now) == position(0)  # not stored yet
     writes += of(StoreSegment, actions)
     assert [len(decode_segment(w.payload)) if w.payload else 0 for w in writes] == [256, 0]
     for write in writes[:stored]:
         cursors[write.key] = write.payload
         core.segment_stored(write.parked)
-        core.move_stored(write.move)
-    assert core.keeps_from(now) == (position(0) if stored == 0 else position(256))
+        core.relocation.stored(write.relocation)
+    assert core.retention.keeps_from(now) == (position(0) if stored == 0 else position(256))
     for key in [key for key, payload in cursors.items() if not payload]:
         del cursors[key]
     core = successor(cursors, limits, now)
-    assert core.parked == 300
-    assert core.keeps_from(now) == (position(0) if stored == 0 else position(256))
-    assert core.keeps_copies_from() == (None if stored == 0 else CommandPosition(50, 0, -1))
+    assert core.segments.parked == 300
+    assert core.retention.keeps_from(now) == (position(0) if stored == 0 else position(256))
+    assert core.retention.keeps_copies_from() == (None if stored == 0 else CommandPosition(50, 0, -1))
     core.alive("d", now + 1)
     asked: list[int] = []
     for later in range(60):
         actions = core.take(now + later * SECOND)
         for pull in of(Pull, actions):
-            for where, place in zip(pull.positions, pull.places, strict=True):
+            for where, place in zip(pull.positions, pull.copies, strict=True):
                 assert (place is None) == (stored == 0 or where.entry >= 256)
                 assert place is None or copies[place] == where.entry
                 asked.append(where.entry)
-                core.pulled("d", pull.round, where, None, now)
+                core.pulled("d", pull.epoch, where, None, now)
                 core.receipt_stored(where)
         for action in [*actions, *core.take(now + later * SECOND)]:
             stored_as(core, [action], cursors, 1)
     assert asked == list(range(300))
-    assert core.parked == 0
+    assert core.segments.parked == 0
 
 
 @pytest.mark.parametrize("gone_again", [False, True])
@@ -737,7 +735,7 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
     gone_again: bool,
 ) -> None:
     """With a broker that accepts commands without a subscriber there is no probe."""
-    core, cursors = PartitionCore(3, BROKER, {}, None), dict[str, bytes]()
+    core, cursors = Partition(3, BROKER, {}, None), dict[str, bytes]()
     core.link_up()
     core.gone("d", NOW, NOW)
     for number in range(3):
@@ -755,7 +753,7 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
         stored_as(core, core.take(NOW + 2 * SECOND), cursors, 1)
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
     now = NOW + 10 * SECOND
-    after = ResumingCore(3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now)
+    after = Partition(3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now)
     after.take(now)
     after.link_up()
     assert not of(Pull, after.take(now))
@@ -773,17 +771,17 @@ def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_whe
         core.segment_stored(segment.parked)
     core.take(now)
     now += 101 * SECOND
-    core.hold_from(now)
+    core.retention.trims_to(now)
     (order,) = of(Copy, core.take(now))
     core.alive("d", now)
     (pull,) = of(Pull, core.take(now + SECOND))
-    assert pull.places == (None,)
-    core.copied(order.move, [CommandPosition(50, 0, -1)], now)
+    assert pull.copies == (None,)
+    core.relocation.copied(order.relocation, [CommandPosition(50, 0, -1)], now)
     assert not of(StoreSegment, core.take(now + SECOND))
-    assert core.keeps_from(now) == position(1)
+    assert core.retention.keeps_from(now) == position(1)
 
 
-def away(limits: Limits, names: list[str]) -> PartitionCore:
+def away(limits: Limits, names: list[str]) -> Partition:
     """Each of ``names`` is away with one command, whose ids are stored half a second after ``NOW``."""
     core = a_core(limits)
     for number, name in enumerate(names):
@@ -807,20 +805,20 @@ def test_h30_moves_and_probes_go_on_beside_each_other() -> None:
     steps = count()
     while len(moved) < len(names) and (step := next(steps)) < 5000:
         if step % 20 == 0:  # those that wait to be tried are moved as well
-            core.hold_from(now)
+            core.retention.trims_to(now)
         actions = core.take(now)
         for one in of(StoreSegment, actions):
             core.segment_stored(one.parked)
-            if one.move:
-                core.move_stored(one.move)
+            if one.relocation:
+                core.relocation.stored(one.relocation)
         for order in of(Copy, actions):
             places = [CommandPosition(50, len(moved) + n, -1) for n in range(len(order.positions))]
             moved.update(order.positions)
-            core.copied(order.move, places, now)
+            core.relocation.copied(order.relocation, places, now)
         for pull in of(Pull, actions):
             tried.add(pull.device)
             for where in pull.positions:
-                core.pulled(pull.device, pull.round, where, command(where.entry, pull.device), now)
+                core.pulled(pull.device, pull.epoch, where, command(where.entry, pull.device), now)
             core.gone(pull.device, now, now)
         due = core.next_time_us()
         assert due is not None
@@ -847,7 +845,7 @@ def test_devices_are_tried_in_the_order_of_the_log_and_each_comes_to_its_turn() 
         core.tick(now)
         for pull in of(Pull, core.take(now)):
             tried.append(pull.positions[0].entry)
-            core.pulled(pull.device, pull.round, pull.positions[0], command(0, pull.device), now)
+            core.pulled(pull.device, pull.epoch, pull.positions[0], command(0, pull.device), now)
             core.gone(pull.device, now, now)
     few = 16  # of the next round stand beside the last of a round
     assert set(tried[: len(names) + few]) == set(range(len(names)))
@@ -891,16 +889,16 @@ def test_what_expires_while_it_is_parked_has_its_receipt_without_a_push() -> Non
     assert due == NOW + 3 * SECOND
     core.tick(due)
     (pull,) = of(Pull, core.take(due))
-    core.pulled("d", pull.round, position(1), command(1, expires_at_ms=soon), due)
+    core.pulled("d", pull.epoch, position(1), command(1, expires_at_ms=soon), due)
     (row,) = of(StoreReceipt, core.take(due))
     assert row.receipt.state == "expired"
     core.receipt_stored(position(1))
     assert of(StoreCursor, core.take(due))
     core.cursor_stored("d")
     (pull,) = of(Pull, core.take(due + SECOND))
-    core.pulled("d", pull.round, position(2), command(2), due + SECOND)
+    core.pulled("d", pull.epoch, position(2), command(2), due + SECOND)
     assert not of(Push, core.take(due + SECOND))  # it is still away
-    assert core.parked == 1
+    assert core.segments.parked == 1
 
 
 def test_what_had_expired_and_is_not_in_pulsar_any_more_has_no_receipt_that_says_it_was_lost() -> None:
@@ -911,7 +909,7 @@ def test_what_had_expired_and_is_not_in_pulsar_any_more_has_no_receipt_that_says
     core.arrived(position(1), command(1, expires_at_ms=soon), NOW)
     core.alive("d", NOW + 1)
     (pull,) = of(Pull, core.take(NOW + SECOND // 2))
-    core.pulled("d", pull.round, position(1), None, NOW + 2 * SECOND)
+    core.pulled("d", pull.epoch, position(1), None, NOW + 2 * SECOND)
     (row,) = of(StoreReceipt, core.take(NOW + 2 * SECOND))
     assert (row.receipt.state, row.receipt.reason) == ("expired", "")
 
@@ -925,34 +923,34 @@ def test_h11_parked_commands_are_stored_again_when_the_cursors_topic_was_deleted
     core.tick(now)
     for segment in of(StoreSegment, core.take(now)):
         core.segment_stored(segment.parked)
-    assert core.parked == 300
-    core.store_again(now)
+    assert core.segments.parked == 300
+    core.segments.rewrite_all(now)
     later = now + SECOND
     core.tick(later)
     again = of(StoreSegment, core.take(later))
     assert [one.position.entry for s in again for one in decode_segment(s.payload)] == list(range(300))
-    assert core.parked == 300
+    assert core.segments.parked == 300
 
 
 def test_h31_devices_whose_ids_are_stored_again_stay_parked_and_an_older_sign_of_life_wakes_none() -> None:
     names = [f"d{number}" for number in range(2500)]
     core = away(LIMITS, names)
     now, _ = store_ids(core, NOW + SECOND)
-    assert (core.parked_devices, core.devices) == (2500, 0)
-    core.store_again(now)
+    assert (core.devices.parked, len(core.devices.awake)) == (2500, 0)
+    core.segments.rewrite_all(now)
     assert not core.settled
     assert not core.clean
     now, stored = store_ids(core, now)
     assert sorted(stored) == sorted(names)
-    assert (core.parked_devices, core.devices) == (2500, 0)
+    assert (core.devices.parked, len(core.devices.awake)) == (2500, 0)
     core.presence = Presence()  # which evicts the device with the oldest sign
     core.alive("d7", NOW - 1)
-    assert core.mode_of("d7") is Mode.PARKED
+    assert core.devices.mode_of("d7") is Mode.PARKED
     core.alive("d7", NOW + 1)
-    assert core.mode_of("d7") is Mode.REPLAYING
+    assert core.devices.mode_of("d7") is Mode.REPLAYING
 
 
-def store_ids(core: PartitionCore, now: int) -> tuple[int, list[str]]:
+def store_ids(core: Partition, now: int) -> tuple[int, list[str]]:
     """Store what ids there are to store. Returns when that was done, and whose segments were stored."""
     stored: list[str] = []
     while some := of(StoreSegment, core.take(now + SECOND // 10)):

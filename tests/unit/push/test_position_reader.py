@@ -112,7 +112,7 @@ def test_what_is_not_there_any_more_is_gone(monkeypatch: pytest.MonkeyPatch) -> 
     reader = reading(log, monkeypatch)
     assert reader.read(at(1, 2)) is None
     read(reader, at(1, 6), at(2, 9))
-    assert reader.read(at(2, 10)) is None, "nobody wrote behind the last one"
+    assert reader.read(at(2, 10)) is None, "there is no message after the last one"
     assert reader.read(at(3, 0)) is None
 
 

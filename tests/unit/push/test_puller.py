@@ -14,7 +14,7 @@ from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import MessageId, PulsarClient
 from bridge.push import position_reader
 from bridge.push.actions import Pull
-from bridge.push.pulling import Pulled, Puller, wanted_by
+from bridge.push.puller import Pulled, Puller, wanted_by
 from tests.support.clock import set_clock
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
@@ -61,14 +61,14 @@ def posted() -> queue.SimpleQueue[Pulled]:
     return queue.SimpleQueue()
 
 
-def order(device: str, *entries: int, turn: int = 1, unheard: bool = False) -> Pull:
+def order(device: str, *entries: int, turn: int = 1, probing: bool = False) -> Pull:
     places = tuple(CommandPosition(3, entry, -1) for entry in entries)
-    return Pull(device, turn, places, (None,) * len(entries), unheard)
+    return Pull(device, turn, places, (None,) * len(entries), probing)
 
 
-def reads_from(topic: Topic, posted: queue.SimpleQueue[Any], *, held_bytes: int = 2 * SIZE + 1) -> Puller:
+def reads_from(topic: Topic, posted: queue.SimpleQueue[Any], *, max_bytes: int = 2 * SIZE + 1) -> Puller:
     client = cast(PulsarClient, topic)
-    return Puller(client, "commands", "moved", 0, posted.put, posted.put, held_bytes=held_bytes)
+    return Puller(client, "commands", "moved", 0, posted.put, posted.put, max_bytes=max_bytes)
 
 
 def puller(posted: queue.SimpleQueue[Any]) -> Puller:
@@ -89,7 +89,7 @@ def read_together(orders: list[Pull]) -> tuple[list[Pulled], Topic]:
     posted: queue.SimpleQueue[Pulled] = queue.SimpleQueue()
     topic = Topic()
     topic.lets.clear()
-    one = reads_from(topic, posted, held_bytes=1000)
+    one = reads_from(topic, posted, max_bytes=1000)
     for each in orders:
         one.pull(each)
     topic.lets.set()
@@ -101,10 +101,10 @@ def read_together(orders: list[Pull]) -> tuple[list[Pulled], Topic]:
 def test_it_reads_on_when_its_messages_are_released(posted: queue.SimpleQueue[Pulled]) -> None:
     one = puller(posted)
     assert some(posted, 3) == [0, 1, 2]
-    one.gave(SIZE)
+    one.release(SIZE)
     assert some(posted, 1) == [3]
     for _ in range(4):
-        one.gave(SIZE)
+        one.release(SIZE)
     assert some(posted, 4) == [4, 5, 6, 7]
     one.close()
 
@@ -134,11 +134,11 @@ def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
     posted: queue.SimpleQueue[Pulled],
 ) -> None:
     topic = Topic()
-    one = reads_from(topic, posted, held_bytes=1000)
+    one = reads_from(topic, posted, max_bytes=1000)
     found = []
     for turn in range(5):
         one.pull(order("back", 10 + turn))
-        one.pull(order(f"tried-{turn}", 50_000 + turn, unheard=True))
+        one.pull(order(f"tried-{turn}", 50_000 + turn, probing=True))
         found += [posted.get(timeout=patient(20)).position.entry for _ in range(2)]
     one.close()
     assert sorted(found) == [*range(10, 15), *range(50_000, 50_005)]
@@ -146,7 +146,7 @@ def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
 
 
 def test_a_device_with_a_sign_of_life_during_its_probe_gets_its_commands_in_order() -> None:
-    orders = [order("first", 10), order("a", 20, unheard=True), order("b", 15, unheard=True), order("a", 21)]
+    orders = [order("first", 10), order("a", 20, probing=True), order("b", 15, probing=True), order("a", 21)]
     found, _ = read_together(orders)
     assert [p.position.entry for p in found if p.pull.device == "a"] == [20, 21]
 
@@ -162,7 +162,7 @@ def test_whatever_is_ordered_together_comes_to_each_device_in_order(
     waiting = []
     for number, orders in enumerate(devices):
         own = sorted(100 + place for place in places[3 * number : 3 * number + 3])
-        waiting.append([order(f"d{number}", at, unheard=u) for at, u in zip(own, orders, strict=False)])
+        waiting.append([order(f"d{number}", at, probing=u) for at, u in zip(own, orders, strict=False)])
     expected = {orders[0].device: [each.positions[0] for each in orders] for orders in waiting}
     ordered = [order("first", 10)]
     while left := [orders for orders in waiting if orders]:
@@ -177,7 +177,7 @@ def test_whatever_is_ordered_together_comes_to_each_device_in_order(
 def test_a_device_that_woke_twice_gets_both_answers_of_one_read() -> None:
     orders = [order("first", 10), order("a", 20, 21, turn=1), order("a", 20, 21, turn=2)]
     found, topic = read_together(orders)
-    assert [(pulled.pull.round, pulled.position.entry) for pulled in found[1:]] == [
+    assert [(pulled.pull.epoch, pulled.position.entry) for pulled in found[1:]] == [
         (1, 20),
         (2, 20),
         (1, 21),

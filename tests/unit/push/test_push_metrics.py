@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from bridge.contract import PUSH_SUBSCRIPTION, Receipt
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.core import PartitionCore
-from bridge.push.lag import backlogs
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
-from bridge.push.queues import Limits
+from bridge.push.partition import Partition
+from bridge.push.topics import backlogs
 
 TOPIC = "persistent://public/system/commands"
 
@@ -22,12 +22,12 @@ def stats(**partitions: Any) -> dict[str, Any]:
 
 def test_the_lag_is_that_of_push_s_own_subscription_where_it_is_known() -> None:
     ours, other = {"msgBacklog": 7}, {"msgBacklog": 900}
-    told = stats(
+    reported = stats(
         p0={"subscriptions": {PUSH_SUBSCRIPTION: ours, "audit": other}},
         p1={"subscriptions": {"audit": other}},
         p9={"subscriptions": {PUSH_SUBSCRIPTION: ours}},
     )
-    assert backlogs(told, TOPIC, 3) == {0: 7}
+    assert backlogs(reported, TOPIC, 3) == {0: 7}
     assert backlogs({}, TOPIC, 3) == {}
 
 
@@ -73,13 +73,13 @@ def test_times_are_taken_from_receipts_of_delivered_commands() -> None:
 
 
 def test_a_core_reports_its_devices_those_that_refuse_and_the_oldest_command() -> None:
-    core = PartitionCore(0, Limits(), {}, None)
+    core = Partition(0, Limits(), {}, None)
     core.link_up()
-    assert (core.devices, core.held_back, core.oldest_emitted_us) == (0, 0, 0)
+    assert (len(core.devices.awake), core.devices.retrying, core.commands.oldest_emitted_us) == (0, 0, 0)
     for number, device in enumerate(("a", "b")):
         command = Command(f"{device}-1", device, f"{device}/commands", b"x", emitted_at_us=100 + number)
         core.arrived(CommandPosition(1, number, -1), command, 1000)
     pushes = core.take(1000)
-    assert (core.devices, core.held_back, core.oldest_emitted_us) == (2, 0, 100)
+    assert (len(core.devices.awake), core.devices.retrying, core.commands.oldest_emitted_us) == (2, 0, 100)
     core.confirmed(pushes[0].number, 0x87, 2000)  # type: ignore[union-attr]
-    assert (core.held_back, core.oldest_emitted_us) == (1, 100)
+    assert (core.devices.retrying, core.commands.oldest_emitted_us) == (1, 100)

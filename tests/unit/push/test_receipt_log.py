@@ -37,7 +37,7 @@ class World:
 
     def __init__(self) -> None:
         self.stored: list[bytes] = []
-        self.told: list[object] = []
+        self.confirmed: list[object] = []
         self.refuses: Exception | None = None
         self.producer = Producer()
         self.inbox: list[object] = []
@@ -62,8 +62,8 @@ class World:
                 self.log.opened(event, self.now)
             elif isinstance(event, ReceiptsWritten):
                 for token in self.log.written(event):
-                    assert token in self.stored, "a row that is not stored was told of"
-                    self.told.append(token)
+                    assert token in self.stored, "a row was confirmed before it was stored"
+                    self.confirmed.append(token)
 
     def answer(self, *, good: bool, stores: bool) -> None:
         """The broker stores a batch or not, and says so, or the connection ends before it does."""
@@ -95,7 +95,7 @@ def test_every_row_is_stored_in_order_and_confirmed_once(steps: list[str]) -> No
         world.turn()
         world.answer(good=True, stores=True)
     world.turn()
-    assert world.told == written
+    assert world.confirmed == written
     assert list(dict.fromkeys(world.stored)) == written, "a row overtook an earlier one"
 
 
@@ -110,7 +110,7 @@ def test_a_topic_that_is_not_there_is_waited_for_but_not_for_ever() -> None:
         world.turn()
         world.answer(good=True, stores=True)
     world.turn()
-    assert world.told == world.stored == [b"row"]
+    assert world.confirmed == world.stored == [b"row"]
     world.answer(good=False, stores=False)
     world.refuses = RefusedError("no such topic")
     world.log.write("receipts-1", "d", b"other", b"other")
@@ -133,4 +133,4 @@ def test_an_unexpected_error_while_opening_is_reported() -> None:
     world.refuses = LookupError("unforeseen")
     world.log.write("p", "d", b"row", b"row")
     world.log.flush(1.0)
-    poll_for(lambda: world.failures == [world.refuses], 30, "it was told", every=0)
+    poll_for(lambda: world.failures == [world.refuses], 30, "it was reported", every=0)

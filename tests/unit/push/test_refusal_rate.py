@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.refusal_rate import RefusalRate
+from bridge.push.resume_answers import RefusalRate
 
 
 @given(

@@ -23,15 +23,16 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import Cursor
-from bridge.push.doing import Doing
-from bridge.push.gate import Gate
+from bridge.push.effects import Effects
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
-from bridge.push.partition_log import PartitionLog
+from bridge.push.partition import Partition
+from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
-from bridge.push.queues import Limits, Mode
-from bridge.push.requests import Asked
-from bridge.push.resume import ResumingCore
+from bridge.push.request_log import Asked
 from bridge.push.resume_requests import ResumeRequest
+from bridge.push.states import Mode
+from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage
 
@@ -43,14 +44,14 @@ def place(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def stored(core: ResumingCore, now: int) -> list[Action]:
+def stored(core: Partition, now: int) -> list[Action]:
     """Take what the core decides, all stored at once and all pushed confirmed by the broker."""
     found: list[Action] = []
     while actions := core.take(now):
         for action in actions:
             found.append(action)
             if isinstance(action, Push):
-                core.sent(action.number, now)
+                core.flights.sent(action.number, now)
                 core.confirmed(action.number, 0, now)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
@@ -63,7 +64,7 @@ def stored(core: ResumingCore, now: int) -> list[Action]:
 
 def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_since() -> None:
     limits = Limits(park_after=1, answers=True, answer_timeout_us=3 * SECOND)
-    former = ResumingCore(0, limits, {}, None)
+    former = Partition(0, limits, {}, None)
     former.link_up()
     for number in (1, 2):
         former.arrived(place(number), Command(f"c-{number}", "d", "t", b"x"), NOW)
@@ -72,15 +73,15 @@ def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_
     for later in (4, 5):
         former.tick(NOW + later * SECOND)
         done += stored(former, NOW + later * SECOND)
-    assert former.mode_of("d") is Mode.PARKED
+    assert former.devices.mode_of("d") is Mode.PARKED
     segments = {one.key: one.payload for one in done if isinstance(one, StoreSegment)}
     now = NOW + 10 * SECOND
-    core = ResumingCore(0, limits, {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)
+    core = Partition(0, limits, {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)
     core.link_up()
-    core.asked(ResumeRequest("d", "text", place(1), now, 1), now)
+    core.resume.asked(ResumeRequest("d", "text", place(1), now, 1), now)
     answers = [one for one in stored(core, now) if isinstance(one, AnswerRequest)]
     assert [one.answer.error for one in answers] == [""]
-    refused = core.asked(ResumeRequest("d", "text", place(3), now, 2), now)
+    refused = core.resume.asked(ResumeRequest("d", "text", place(3), now, 2), now)
     assert refused is not None
     assert "no such command yet" in refused.error
 
@@ -129,47 +130,48 @@ class Clock:
     now = 1000.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bridge.push.resuming.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("bridge.push.resume_answers.time.monotonic", lambda: self.now)
 
 
-def asking(link: Connection, log: Requests, devices: str) -> tuple[ResumingCore, Doing]:
+def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Effects]:
     """A partition that gets an unreadable request of each of ``devices``: each gets an error."""
     names = {*devices, *(f"b{number}" for number in range(9))}
     cursors = {name: Cursor(8, place(0)) for name in names}
-    core = ResumingCore(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), cursors, None)
-    doing = Doing(
+    core = Partition(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), cursors, None)
+    effects = Effects(
         Settings(),
         core,
         cast(Link, link),
         cast(PartitionLog, log),
-        cast(Gate, None),
+        cast(CommandSource, log),
+        cast(Budget, None),
         PushMetrics(CollectorRegistry()),
         lambda _at: None,
         PositionTags(b"secret", 0),
     )
     core.link_up()
-    doing.resuming.link_up()
+    effects.resume.link_up()
     for device in devices:
-        doing.resuming.asked(Asked.of(cast(Message, StoredMessage(1, device, b"no position"))))
-    return core, doing
+        effects.resume.asked(Asked.of(cast(Message, StoredMessage(1, device, b"no position"))))
+    return core, effects
 
 
-def ended(core: ResumingCore, doing: Doing, link: Connection, now_us: int, *, closed: bool) -> None:
+def ended(core: Partition, effects: Effects, link: Connection, now_us: int, *, closed: bool) -> None:
     """The connection ends, and the next one stands."""
     event = Disconnected(link.epoch, "", closed_by_peer=closed)
-    core.link_down(now_us, closed=doing.link_down(event))
+    core.link_down(now_us, closed=effects.link_down(event))
     link.sent.clear()
     link.epoch += 1
-    core.broker_answered()
+    core.flights.broker_answered()
     core.link_up()
-    doing.resuming.link_up()
+    effects.resume.link_up()
 
 
 def test_an_answer_at_which_the_broker_closes_is_given_up_and_no_command_is_blamed_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, link, log = Clock(monkeypatch), Connection(), Requests()
-    core, doing = asking(link, log, "a")
+    core, effects = asking(link, log, "a")
     core.arrived(place(1), Command("c-1", "d", "t/d", b"x"), NOW)
     closes = 0
     with capture_logs() as lines:
@@ -178,12 +180,12 @@ def test_an_answer_at_which_the_broker_closes_is_given_up_and_no_command_is_blam
             core.tick(now)
             for action in core.take(now):
                 assert isinstance(action, Push), "nothing is given up"
-                doing.do(action)
-            doing.overdue()
+                effects.begin(action)
+            effects.overdue()
             if any("resumed" in topic for topic in link.sent):
                 closes += 1
                 clock.now += 0.05
-                ended(core, doing, link, now, closed=True)
+                ended(core, effects, link, now, closed=True)
             clock.now += 1
     assert closes == 3
     assert len(log.acknowledged) == 1
@@ -195,7 +197,7 @@ def test_a_command_at_which_the_broker_closes_is_found_although_an_answer_was_se
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, link, log = Clock(monkeypatch), Connection(), Requests()
-    core, doing = asking(link, log, "a")
+    core, effects = asking(link, log, "a")
     core.arrived(place(1), Command("c-1", "d", "t/d", b"x"), NOW)
     dead: list[CommandPosition] = []
     for step in range(60):
@@ -203,18 +205,18 @@ def test_a_command_at_which_the_broker_closes_is_found_although_an_answer_was_se
         core.tick(now)
         for action in core.take(now):
             if isinstance(action, Push):
-                doing.do(action)
+                effects.begin(action)
             elif isinstance(action, DeadLetter):
                 dead.append(action.position)
-        doing.overdue()
+        effects.overdue()
         if "t/d" in link.sent:
-            ended(core, doing, link, now, closed=True)
+            ended(core, effects, link, now, closed=True)
         elif dead:
             for topic in list(link.sent):
                 link.sent.pop(topic)(Confirmation(0, 1, link.epoch))
         clock.now += 1
     assert dead == [place(1)]
-    assert len(log.acknowledged) == 1, "the answer was told"
+    assert len(log.acknowledged) == 1, "the answer was stored"
 
 
 @pytest.mark.parametrize("other", ["answer", "command", "none"])
@@ -222,23 +224,23 @@ def test_an_answer_that_is_never_confirmed_while_what_was_sent_later_is_is_given
     monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     clock, link, log = Clock(monkeypatch), Connection(), Requests()
-    core, doing = asking(link, log, "a")
+    core, effects = asking(link, log, "a")
     silent = next(iter(link.sent))
     for turn in range(4):
         for _ in range(12):
             clock.now += 1
-            doing.overdue()
+            effects.overdue()
         if other == "answer":
-            doing.resuming.asked(Asked.of(cast(Message, StoredMessage(2 + turn, f"b{turn}", b"no position"))))
+            effects.resume.asked(Asked.of(cast(Message, StoredMessage(2 + turn, f"b{turn}", b"no position"))))
         elif other == "command":
             core.arrived(place(turn + 1), Command(f"c-{turn}", f"d{turn}", f"t/{turn}", b"x"), NOW)
             for action in core.take(NOW):
                 if isinstance(action, Push):
-                    doing.do(action)
+                    effects.begin(action)
         for topic in [one for one in link.sent if one != silent]:
             link.sent.pop(topic)(Confirmation(0, 1, link.epoch))
         clock.now += 61
-        if doing.overdue() is not None:
-            ended(core, doing, link, NOW, closed=False)
+        if effects.overdue() is not None:
+            ended(core, effects, link, NOW, closed=False)
     assert (silent not in link.sent) is (other != "none")
     assert len(log.acknowledged) == {"answer": 5, "command": 1, "none": 0}[other]

@@ -13,13 +13,13 @@ from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.doing import Doing
-from bridge.push.gate import Gate
+from bridge.push.effects import Effects
+from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
-from bridge.push.partition_log import PartitionLog
+from bridge.push.partition import Partition
+from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
-from bridge.push.queues import Limits
-from bridge.push.resume import ResumingCore
+from bridge.push.threads import Budget
 from bridge.settings import Settings
 
 METRICS = PushMetrics(CollectorRegistry())
@@ -66,6 +66,11 @@ class Written:
         self.tokens: list[Action] = []
         self.states: dict[str, tuple[str, int]] = {}
 
+    @property
+    def cursors(self) -> Written:
+        """As of a partition: its cursors are written here as well."""
+        return self
+
     def write_cursor(self, _records: object, token: Action) -> None:
         self.tokens.append(token)
 
@@ -78,20 +83,21 @@ class Written:
         pass
 
 
-class Partition:
+class GroupPartition:
     """A partition whose group payloads come when ``comes`` is called."""
 
     def __init__(self, limits: Limits) -> None:
-        self.core = ResumingCore(0, limits, {}, None)
+        self.core = Partition(0, limits, {}, None)
         self.core.link_up()
         self.link, self.log = Connection(), Written()
         self.count = 0
-        self.doing = Doing(
+        self.effects = Effects(
             Settings(),
             self.core,
             cast(Link, self.link),
             cast(PartitionLog, self.log),
-            cast(Gate, None),
+            cast(CommandSource, self.log),
+            cast(Budget, None),
             METRICS,
             lambda _at: None,
             PositionTags(b"secret", 0),
@@ -112,10 +118,10 @@ class Partition:
             tokens, self.log.tokens = self.log.tokens, []
             for token in tokens:
                 assert isinstance(token, (StoreCursor, StoreReceipt))
-                self.doing.stored(token)
+                self.effects.stored(token)
             for action in self.core.take(time.time_ns() // 1000):
                 if type(action).__name__ != "Ack":
-                    self.doing.do(action)
+                    self.effects.begin(action)
 
     def confirms(self) -> None:
         taken, self.link.open = self.link.open, []
@@ -129,30 +135,30 @@ class Partition:
 
 
 def test_members_that_wait_for_a_payload_leave_the_window_to_the_others() -> None:
-    partition = Partition(Limits(window=4))
+    partition = GroupPartition(Limits(window=4))
     for number in range(20):
         partition.arrives(f"m{number}")
     for number in range(6):
         partition.arrives(f"other{number}", ref=None)
     partition.turns()
     assert partition.topics == [f"t/other{number}" for number in range(4)], "as many as the window has"
-    assert partition.core.in_flight == 4
+    assert partition.core.flights.in_flight == 4
     partition.confirms()
     assert partition.topics == [f"t/other{number}" for number in range(6)]
 
 
 def test_when_the_payload_comes_the_members_go_as_the_window_has_room_and_each_in_order() -> None:
-    partition = Partition(Limits(window=4))
+    partition = GroupPartition(Limits(window=4))
     for number in range(10):
         partition.arrives(f"m{number}")
         partition.arrives(f"m{number}", ref=None)
     partition.turns()
     assert partition.topics == []
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     partition.turns()
     while partition.link.open:
         assert len(partition.link.open) <= 4, "never more than the window"
-        assert partition.core.in_flight == len(partition.link.open)
+        assert partition.core.flights.in_flight == len(partition.link.open)
         partition.confirms()
     for number in range(10):
         got = [payload for topic, payload in partition.link.sent if topic == f"t/m{number}"]
@@ -162,15 +168,15 @@ def test_when_the_payload_comes_the_members_go_as_the_window_has_room_and_each_i
 
 
 def test_what_waits_when_the_connection_ends_counts_for_no_window_of_the_next_one() -> None:
-    partition = Partition(Limits(window=2))
+    partition = GroupPartition(Limits(window=2))
     for number in range(8):
         partition.arrives(f"m{number}")
     partition.turns()
     partition.core.link_down(time.time_ns() // 1000)
-    partition.doing.link_down(Disconnected(1, "lost"))
+    partition.effects.link_down(Disconnected(1, "lost"))
     partition.core.link_up()
     partition.turns()
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     partition.turns()
     while partition.link.open:
         assert len(partition.link.open) <= 2
@@ -180,25 +186,25 @@ def test_what_waits_when_the_connection_ends_counts_for_no_window_of_the_next_on
 
 
 def test_a_payload_that_is_gone_ends_all_who_waited_and_keeps_the_count() -> None:
-    partition = Partition(Limits(window=2))
+    partition = GroupPartition(Limits(window=2))
     for number in range(5):
         partition.arrives(f"m{number}")
     partition.turns()
-    partition.doing.payload_came(GROUP, None)
+    partition.effects.payload_came(GROUP, None)
     partition.turns()
     assert {state for state, _ in partition.log.states.values()} == {"rejected"}
     assert len(partition.log.states) == 5
-    assert (partition.core.in_flight, partition.core.settled) == (0, True)
+    assert (partition.core.flights.in_flight, partition.core.settled) == (0, True)
 
 
 def test_what_expires_while_it_waits_for_its_payload_is_not_sent() -> None:
-    partition = Partition(Limits(window=4))
+    partition = GroupPartition(Limits(window=4))
     soon = time.time_ns() // 1_000_000 + 50
     for number in range(6):
         partition.arrives(f"m{number}", expires_at_ms=soon if number % 2 else 0)
     partition.turns()
     time.sleep(0.06)
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     partition.turns()
     partition.confirms()
     assert partition.topics == ["t/m0", "t/m2", "t/m4"]
@@ -209,11 +215,11 @@ def test_what_expires_while_it_waits_for_its_payload_is_not_sent() -> None:
 
 
 def test_what_was_parked_while_it_waited_is_not_sent_by_the_push_that_waited() -> None:
-    partition = Partition(Limits(window=4))
+    partition = GroupPartition(Limits(window=4))
     partition.arrives("m")
     partition.turns()
     now_us = time.time_ns() // 1000
     partition.core.gone("m", now_us, now_us)
-    partition.doing.payload_came(GROUP, b"payload")
+    partition.effects.payload_came(GROUP, b"payload")
     assert partition.topics == []
-    assert partition.core.in_flight == 0
+    assert partition.core.flights.in_flight == 0

@@ -11,8 +11,8 @@ from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.inspect.devices.view import PartitionView
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.parked import Parked, ParkedId, segment_key
-from bridge.push.queues import Limits
+from bridge.push.limits import Limits
+from bridge.push.segments import Parked, ParkedId, segment_key
 from tests.support.push_world import SECOND, PushWorld
 
 LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND, probe_min_us=2 * SECOND, probe_max_us=8 * SECOND)
@@ -109,7 +109,7 @@ def test_a_device_is_shown_with_everything_known_about_it() -> None:
 def test_h26_what_a_cursor_says_goes_again_waits_whether_or_not_its_segment_is_stored() -> None:
     view, cursor = PartitionView(0), Cursor(8, at(9))
     again = [ParkedId(at(n), 0, True, True) for n in (6, 8)]
-    cursor.go_back(again)
+    cursor.resend_parked(again)
     view.take_record("d", cursor.encode())
     assert [one.parked for one in view.waiting("d")] == again
     oldest = view.device("d").oldest

@@ -1,0 +1,150 @@
+"""The commands of a partition, by position."""
+
+from __future__ import annotations
+
+import heapq
+
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.push.actions import Ack, Outbox
+from bridge.push.command import TrackedCommand
+from bridge.push.limits import Limits
+from bridge.push.states import CommandEvent, CommandState
+
+__all__ = ["CommandRegistry"]
+
+
+class CommandRegistry:
+    """All commands of a partition that are not settled and acknowledged.
+
+    A position may stand for two: a message that is not acknowledged, and a parked command that was read by position.
+    """
+
+    def __init__(self, limits: Limits, horizon: CommandPosition | None, outbox: Outbox) -> None:
+        """``horizon``: up to there the former owner may have sent commands; None if it left cleanly."""
+        self._horizon = horizon
+        self._limits = limits
+        self._outbox = outbox
+        self._unacknowledged: dict[CommandPosition, TrackedCommand] = {}
+        self._bytes = 0
+        self._pulled: dict[CommandPosition, TrackedCommand] = {}
+        self._deadlines: list[tuple[int, CommandPosition, int]] = []  # of answers; the attempt they are for
+        self.awaited = 0
+        """Commands that the broker has confirmed and the device has not answered in its time so far."""
+        self.highest = BEFORE_ALL
+        """The highest position that came from Pulsar."""
+
+    @property
+    def pending(self) -> int:
+        """Messages that were received from Pulsar and not acknowledged."""
+        return len(self._unacknowledged)
+
+    @property
+    def pending_bytes(self) -> int:
+        """The payloads of these, in bytes."""
+        return self._bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether push receives nothing more from Pulsar, for any device."""
+        limits = self._limits
+        return len(self._unacknowledged) >= limits.pending or self._bytes >= limits.pending_bytes
+
+    @property
+    def last(self) -> CommandPosition:
+        """The last position that came, to this or to the former owner."""
+        return max(self.highest, self._horizon or BEFORE_ALL)
+
+    @property
+    def past_horizon(self) -> bool:
+        """Whether everything came that the former owner may have sent."""
+        return self._horizon is None or self.highest >= self._horizon
+
+    @property
+    def oldest_emitted_us(self) -> int:
+        """When the oldest command that is not acknowledged was emitted, in µs since the epoch; 0 without one."""
+        return next((one.command.emitted_at_us for one in self._unacknowledged.values()), 0)
+
+    @property
+    def oldest(self) -> CommandPosition | None:
+        """The lowest position that is not acknowledged."""
+        return min(self._unacknowledged, default=None)
+
+    def __contains__(self, position: CommandPosition) -> bool:
+        return position in self._unacknowledged
+
+    def arrives(self, position: CommandPosition) -> bool:
+        """Note that a message came. Returns False when it came before and is not acknowledged."""
+        self.highest = max(self.highest, position)
+        return position not in self._unacknowledged
+
+    def add(self, tracked: TrackedCommand, size: int | None = None) -> TrackedCommand:
+        """Track a message until it is acknowledged. ``size`` is that of its payload if the command lacks it."""
+        tracked.size = len(tracked.command.payload) if size is None else size
+        self._unacknowledged[tracked.position] = tracked
+        self._bytes += tracked.size
+        return tracked
+
+    def acknowledge(self, position: CommandPosition) -> TrackedCommand:
+        """Acknowledge a message, which is not tracked any more."""
+        tracked = self._unacknowledged.pop(position)
+        self._bytes -= tracked.size
+        tracked.size = 0
+        self._outbox.add(Ack(position))
+        return tracked
+
+    def add_pulled(self, tracked: TrackedCommand) -> None:
+        """Track a parked command that was read by position."""
+        self._pulled[tracked.position] = tracked
+
+    def remove_pulled(self, position: CommandPosition) -> None:
+        """Stop tracking a parked command: it is settled, or waits in Pulsar again."""
+        del self._pulled[position]
+
+    def pulled(self, position: CommandPosition) -> TrackedCommand | None:
+        """Return the parked command that was read, None without one."""
+        return self._pulled.get(position)
+
+    @property
+    def pulled_count(self) -> int:
+        """Parked commands that were read and are not settled."""
+        return len(self._pulled)
+
+    def at(self, position: CommandPosition) -> TrackedCommand | None:
+        """Return the command that may be in flight at ``position``."""
+        return self._pulled.get(position) or self._unacknowledged.get(position)
+
+    def written_at(self, position: CommandPosition) -> TrackedCommand | None:
+        """Return the command that a receipt or dead letter was written for: of two, the first to come wrote first. None
+        for a pulled command that waits in Pulsar again.
+        """
+        tracked = self._unacknowledged.get(position)
+        if tracked is not None and tracked.state is not CommandState.PARKED:
+            return tracked
+        return self._pulled.get(position)
+
+    def await_answer(self, tracked: TrackedCommand, due_us: int) -> None:
+        """The broker confirmed a command, its device is to answer until ``due_us``."""
+        tracked.on(CommandEvent.ACCEPT)
+        self.awaited += 1
+        heapq.heappush(self._deadlines, (due_us, tracked.position, tracked.attempts))
+
+    def stop_awaiting(self, tracked: TrackedCommand) -> None:
+        """The answer came or is late, or the command is parked."""
+        if tracked.state is CommandState.AWAITED:
+            self.awaited -= 1
+            tracked.on(CommandEvent.RETRY)
+
+    @property
+    def next_deadline_us(self) -> int | None:
+        """When the next answer is due, None without one."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def pop_overdue(self, now_us: int) -> TrackedCommand | None:
+        """Return a command whose answer did not come in its time, None without one."""
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            _, position, attempt = heapq.heappop(self._deadlines)
+            tracked = self.at(position)
+            if tracked is not None and tracked.state is CommandState.AWAITED and tracked.attempts == attempt:
+                self.stop_awaiting(tracked)
+                return tracked
+        return None

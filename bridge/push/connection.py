@@ -1,0 +1,234 @@
+"""The MQTT connection of a partition, its ownership proof, and the events for the partition's thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from bridge.errors import DeniedError, TerminalError, TransientError
+from bridge.health import Part
+from bridge.mqtt.client import Link
+from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, LinkHandler, Message
+from bridge.push.cursor_log import Failed, Stored
+from bridge.push.inbound import Inbound
+from bridge.push.metrics import PartitionMetrics
+from bridge.push.ownership import Ownership, Proof
+from bridge.push.partition_log import PartitionLog
+from bridge.push.receipt_log import ReceiptsWritten
+from bridge.push.resume_answers import ANSWERS_AT_ONCE
+from bridge.settings import Settings
+
+__all__ = ["Connection", "Receiver"]
+
+log = structlog.get_logger("push")
+
+_TAKEOVERS_A_MINUTE: Final = 3
+_PROOF_S: Final = 5.0
+_GATHER_S: Final = 0.005
+"""The answers of Pulsar are handled together: unlike commands, cursors and receipts are not urgent."""
+
+
+class Receiver:
+    """What happens on a connection, for its user; all on the partition's thread. This one ignores it: a standby."""
+
+    owns = False
+    """Whether the user is the owner of the partition."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the user has work for each turn."""
+        return False
+
+    def link_up(self) -> None:
+        """The connection is up, subscribed, and proven to be the owner's. Called again when ``Inbound`` changes."""
+
+    def link_down(self, event: Disconnected) -> None:
+        """The connection ended, or an attempt to connect failed."""
+
+    def receive(self, event: object) -> None:
+        """An event that was posted. Raising ends the session."""
+
+    def turn(self, now: float) -> None:
+        """A turn ends; ``now`` is the monotonic clock in seconds."""
+
+
+class Connection(LinkHandler):
+    """The connection of one session. All methods but ``post`` and ``wake`` are called on the partition's thread."""
+
+    def __init__(
+        self, settings: Settings, partition: int, metrics: PartitionMetrics, part: Part, stopping: threading.Event
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._part = part
+        self._stopping = stopping
+        self._inbox: deque[object] = deque()
+        self._news = threading.Event()  # something was posted
+        self._receiver = Receiver()
+        self._takeovers: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
+        self._warned = False  # of the present interruption
+        self.log = PartitionLog(settings.pulsar, partition, self.post)
+        push = settings.push
+        self.link = Link(
+            settings.mqtt,
+            self,
+            client_id=f"{push.client_id}-{partition}",
+            persistent=False,
+            window=push.window + ANSWERS_AT_ONCE,
+        )
+        self.inbound = Inbound(settings, self.log, self.link, metrics.all, self._up_if_ready)
+        self.ownership = Ownership(self.log.cursors)
+
+    # --- from any thread ---
+
+    def post(self, event: object) -> None:
+        """Hand an event to the partition's thread."""
+        self._inbox.append(event)
+        proof = isinstance(event, Stored) and isinstance(event.token, Proof)
+        if proof or not isinstance(event, (Stored, ReceiptsWritten)):
+            self.wake()
+
+    def wake(self) -> None:
+        """End the present wait."""
+        self._news.set()
+        self.link.wake()
+
+    # --- turns ---
+
+    def serve(self, receiver: Receiver) -> None:
+        """Hand everything to ``receiver`` from now on."""
+        self._receiver = receiver
+
+    @property
+    def connected(self) -> bool:
+        """Whether the link is up and its ownership is not in doubt."""
+        return self.link.connected and not self.ownership.lost
+
+    def turn(self, most_s: float) -> None:
+        """Handle what comes, for ``most_s`` seconds at most. Raises FencedError or TransientError."""
+        if self.ownership.lost:
+            self._prove()
+            return
+        self.link.turn(self._rest(most_s))
+        if self.link.connected:
+            self.ownership.ping(self.link, time.monotonic())
+
+    def drain_turn(self) -> None:
+        """Handle what comes at the end of a session, without proofs."""
+        self.link.turn(self._rest(0.2))
+
+    def turns_until(self, done: Callable[[], bool]) -> bool:
+        """Handle what comes until ``done`` returns True. Returns False when the process stops."""
+        while not done():
+            if self._stopping.is_set():
+                return False
+            self.turn(0.2)
+        return True
+
+    def _rest(self, most_s: float) -> float:
+        return min(most_s, _GATHER_S) if self._receiver.busy or self.log.writing else most_s
+
+    def _prove(self) -> None:
+        """Have Pulsar confirm the ownership, without touching MQTT.
+
+        Raises FencedError when another process was the owner in between, TransientError when no answer comes.
+        """
+        proof = self.ownership.write(0)
+        end = time.monotonic() + _PROOF_S
+        while not proof.stored and not self._stopping.is_set():
+            left = end - time.monotonic()
+            if left <= 0:
+                partition = self.log.partition
+                raise TransientError(f"Pulsar has not confirmed for {_PROOF_S:g} s that partition {partition} is ours")
+            self._news.wait(left)
+            self._news.clear()
+            self.on_turn(time.monotonic())
+        self.ownership.lost = False
+
+    def _up_if_ready(self) -> None:
+        proven = self.link.connected and self.ownership.proven_epoch == self.link.epoch
+        if proven and self.inbound.ready:
+            self._receiver.link_up()
+
+    def close(self) -> None:
+        """Close the link and everything of Pulsar."""
+        self.link.disconnect()
+        self.link.close()
+        self.log.close()
+
+    # --- the link's hooks ---
+
+    def on_connected(self, event: Connected) -> None:
+        """Triggered by CONNACK: prove the ownership before anything is sent on this connection."""
+        if self._warned:
+            self._warned = False
+            log.info("push reconnected to the MQTT broker", partition=self.log.partition)
+        if event.maximum_qos < 1:
+            remedy = "use one that takes QoS 1: its PUBACK is what push waits for"
+            raise DeniedError("the MQTT broker takes QoS 0 alone (Maximum QoS)", remedy=remedy)
+        self._metrics.connections.inc()
+        self.inbound.connected()
+        self.ownership.connected(event.epoch)
+
+    def on_subscribed(self, codes: list[int]) -> None:
+        """Triggered by SUBACK. Raises DeniedError when answers or presence may not be read."""
+        self.inbound.subscribed(codes)
+
+    def on_message(self, message: Message) -> None:
+        """Triggered by a PUBLISH to our subscription."""
+        self.inbound.received(message)
+
+    def on_disconnected(self, event: Disconnected) -> None:
+        """Triggered by the end of a connection. Raises TerminalError when another process uses the same client id,
+        DeniedError when the broker refuses us; the supervisor decides whether that ends the process.
+        """
+        self.ownership.disconnected()
+        self.link.abandon()  # the core decides what is sent again, and marks it
+        self._receiver.link_down(event)
+        self._part.waits(f"the MQTT broker is not connected: {event.why}")
+        if event.reason == DISCONNECT_TAKEN_OVER:
+            self._count_takeover(time.monotonic())
+        if event.remedy is not None and not self._receiver.owns:
+            raise DeniedError(event.why, remedy=event.remedy)
+        if not self._warned:
+            self._warned = True
+            mqtt = self._settings.mqtt
+            log.warning(
+                "push lost the MQTT broker. Action: " + (event.remedy or "see that the broker is up"),
+                partition=self.log.partition,
+                broker=f"{mqtt.host}:{mqtt.port}",
+                why=event.why,
+            )
+
+    def _count_takeover(self, now: float) -> None:
+        self._takeovers.append(now)
+        if len(self._takeovers) == _TAKEOVERS_A_MINUTE and now - self._takeovers[0] < 60:
+            raise TerminalError(
+                f"another process connects to {self._settings.mqtt.host} as {self.link.client_id!r}, and Pulsar says "
+                "that this one is the owner",
+                remedy="give each installation its own push.client_id",
+            )
+
+    def on_turn(self, now: float) -> None:
+        """Triggered at the end of each turn: handle what was posted."""
+        self._part.turned(now)
+        while self._inbox:
+            self._handle(self._inbox.popleft())
+        self.inbound.acknowledge()
+        self._receiver.turn(now)
+
+    def _handle(self, event: object) -> None:
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Stored):
+            self.log.writes.unanswered -= 1
+            if isinstance(event.token, Proof):
+                self.ownership.accept(event.token)
+                self._up_if_ready()
+                return
+        self._receiver.receive(event)

@@ -1,0 +1,228 @@
+"""Delivery: the head of each device's queue goes to the MQTT broker, and what the broker or the device answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from bridge.contract.commands import CommandPosition
+from bridge.push.actions import Outbox, Push
+from bridge.push.command import Answer, TrackedCommand
+from bridge.push.command_registry import CommandRegistry
+from bridge.push.device import Device, Devices
+from bridge.push.flights import Flights
+from bridge.push.late_answers import LateAnswers
+from bridge.push.limits import Limits
+from bridge.push.settlement import Settlement
+from bridge.push.states import CommandEvent, CommandState
+
+__all__ = ["NO_SUBSCRIBERS", "Delivery", "Failure"]
+
+NO_SUBSCRIBERS: Final = 0x10
+"""PUBACK reason "No matching subscribers" (MQTT 5, 3.4.2.1): accepted, and dropped unless retained."""
+
+_FAILED_FROM: Final = 0x80
+_SILENT_LOOK_US: Final = 1_000_000
+
+
+class Failure(NamedTuple):
+    """Verdict: a push did not reach its device. ``absent``: the broker reports that no client is subscribed."""
+
+    device: Device
+    tracked: TrackedCommand
+    reason: str
+    absent: bool = False
+
+
+class Delivery:
+    """Sends commands, and evaluates the answers of broker and devices."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        horizon: CommandPosition | None,
+        outbox: Outbox,
+        commands: CommandRegistry,
+        devices: Devices,
+        flights: Flights,
+        settlement: Settlement,
+        late: LateAnswers,
+    ) -> None:
+        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
+        self._limits = limits
+        self._horizon = horizon
+        self._outbox = outbox
+        self._commands = commands
+        self._devices = devices
+        self._flights = flights
+        self._settlement = settlement
+        self._late = late
+
+    # --- pushes ---
+
+    def pump(self, now_us: int) -> None:
+        """Send the next commands, one of each device in turn, as far as the window has room."""
+        flights = self._flights
+        if not flights.sends:
+            return
+        while flights.has_room and not flights.must_pause(now_us):
+            device, alone = flights.next_suspect(), True
+            if device is None:
+                device, alone = self._devices.next_ready(), False
+            if device is None:
+                return
+            if self._push_head(device, now_us, alone=alone):
+                self._devices.look_at(device)
+
+    def _push_head(self, device: Device, now_us: int, *, alone: bool) -> bool:
+        """Send the device's next command if it may be sent. Returns whether there may be more to do."""
+        if device.retry_at_us > now_us or device.cursor_write.pending or not device.queue:
+            return False
+        head = device.queue[0]
+        if head.state is not CommandState.QUEUED:
+            return False
+        if head.command.expired(now_us):
+            self._settlement.settle(device, head, "expired", "")
+            return True
+        if not alone and self._flights.set_aside(device, head):
+            return False
+        if self._flights.too_many_silent(head):
+            self._devices.retry_at(device, now_us + _SILENT_LOOK_US)
+            return False
+        self._push(device, head, now_us)
+        return True
+
+    def _push(self, device: Device, tracked: TrackedCommand, now_us: int) -> None:
+        certain = tracked.maybe_had or tracked.resend or tracked.position <= device.loaded
+        if device.suspected and not certain:
+            device.suspected = False
+            tracked.maybe_seen = self._horizon is not None and tracked.position <= self._horizon
+        tracked.on(CommandEvent.PUSH)
+        tracked.attempts += 1
+        tracked.pushed_at_us = now_us
+        number = self._flights.begin(device, tracked, now_us)
+        command = tracked.command
+        if device.replay.probing and command.qos > 1 and not self._limits.answers:
+            # PUBACK's 0x10 shows that the device is absent; in PUBREC Mosquitto returns 0, and drops the command.
+            command = replace(command, qos=1)
+        repeat = tracked.maybe_seen or (not tracked.resend and device.cursor.maybe_seen(tracked.position))
+        self._outbox.add(Push(number, tracked.position, command, repeat or tracked.attempts > 1))
+
+    def may_go(self, number: int, now_us: int) -> bool:
+        """Return whether push ``number``, which waited for its payload, is still wanted."""
+        flight = self._flights.get(number)
+        tracked = flight.tracked
+        if flight.wanted and not tracked.command.expired(now_us):
+            self._flights.unstall(flight)
+            return True
+        self._flights.end(number)
+        if flight.wanted:
+            tracked.attempts -= 1  # this one was not sent
+            self._settlement.settle(flight.device, tracked, "expired", "")
+            self._devices.look_at(flight.device)
+        return False
+
+    def lose_payload(self, number: int, reason: str) -> None:
+        """Push ``number`` was not sent: Pulsar does not have the payload of the group entry any more."""
+        flight = self._flights.end(number)
+        if flight is not None and flight.wanted:
+            self._settlement.settle(flight.device, flight.tracked, "rejected", reason)
+            self._devices.look_at(flight.device)
+
+    def reject(self, number: int, reason: str) -> None:
+        """Push ``number`` was not sent: the broker accepts no such packet."""
+        flight = self._flights.end(number)
+        if flight is not None and flight.wanted:
+            self._settlement.give_up(flight.device, flight.tracked, "rejected", reason)
+
+    # --- results ---
+
+    def confirmed(self, number: int, reason: int, now_us: int) -> Failure | None:
+        """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5). Returns a failure."""
+        flight = self._flights.confirm(number)
+        if flight is None:
+            return None
+        device, tracked = flight.device, flight.tracked
+        absent = reason == NO_SUBSCRIBERS
+        if reason >= _FAILED_FROM or (absent and not tracked.command.retain):
+            return Failure(device, tracked, f"the MQTT broker refused it with reason 0x{reason:02X}", absent)
+        tracked.confirmed_at_us = now_us
+        if self._limits.answers:
+            self._commands.await_answer(tracked, now_us + self._limits.answer_timeout_us)
+        else:
+            self._settlement.confirmed(device, tracked)
+        return None
+
+    def awaits(self, position: CommandPosition) -> TrackedCommand | None:
+        """Return the command at ``position`` if it was sent and an answer may confirm it, None otherwise."""
+        tracked = self._commands.at(position)
+        waits = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
+        return tracked if tracked is not None and tracked.attempts and tracked.state in waits else None
+
+    def _answer(self, payload: bytes, now_us: int) -> Answer:
+        return Answer(payload[: self._limits.answer_bytes], len(payload), now_us)
+
+    def answered(self, tracked: TrackedCommand, payload: bytes, now_us: int) -> None:
+        """The device answered a command that waited for it."""
+        self._commands.stop_awaiting(tracked)
+        tracked.answer = self._answer(payload, now_us)
+        self._settlement.confirmed(self._devices.awake[tracked.command.device], tracked)
+
+    def answered_late(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> Device | None:
+        """A device answered a command that waits in Pulsar again: that settles the command if it is still to be sent.
+        Returns the device, None if no such command is known.
+        """
+        name = self._late.device_of(position)
+        device = None if name is None else self._devices.known(name)
+        if device is None or position not in device.parked:
+            return None
+        if failed:
+            return device
+        self._late.give(position, self._answer(payload, now_us))
+        tracked = self._commands.pulled(position)
+        waits = tracked is not None and tracked.state is CommandState.QUEUED and not tracked.resend
+        if tracked is not None and waits and self._late.settle(tracked):
+            self._settlement.confirmed(device, tracked)
+        return device
+
+    def device_of(self, position: CommandPosition) -> str | None:
+        """Return whose command is at ``position``, None for one that an answer cannot be for."""
+        tracked = self._commands.at(position)
+        return self._late.device_of(position) if tracked is None else tracked.command.device
+
+    def overdue(self, now_us: int) -> Failure | None:
+        """Return a failure for a command whose answer did not come in its time, None without one."""
+        tracked = self._commands.pop_overdue(now_us)
+        if tracked is None:
+            return None
+        return Failure(self._devices.awake[tracked.command.device], tracked, "the device did not answer")
+
+    def gives_up(self, failure: Failure) -> bool:
+        """Give up a command that failed often enough. Returns whether it did."""
+        most, attempts = self._limits.attempts, failure.tracked.attempts
+        if not most or attempts < most:
+            return False
+        reason = f"given up after {attempts} attempts: {failure.reason}"
+        self._settlement.give_up(failure.device, failure.tracked, "rejected", reason)
+        return True
+
+    def retry(self, failure: Failure, now_us: int) -> None:
+        """Send the command again after a while."""
+        failure.tracked.on(CommandEvent.RETRY)
+        limits = self._limits
+        wait = min(limits.retry_max_us, limits.retry_min_us << min(failure.device.failures - 1, 20))
+        self._devices.retry_at(failure.device, now_us + wait)
+
+    def lose_link(self, now_us: int, *, closed: bool) -> None:
+        """The connection ended: what was in flight may have arrived, and is sent again, marked. ``closed``: the broker
+        ended it, perhaps for a packet of ours; a command for which it does so repeatedly is given up.
+        """
+        for flight, verdict in self._flights.lose_all(now_us, closed=closed):
+            device, tracked = flight.device, flight.tracked
+            if verdict.reason:
+                self._settlement.give_up(device, tracked, "rejected", verdict.reason)
+                continue
+            tracked.on(CommandEvent.RETRY)
+            if verdict.wait_us:
+                self._devices.retry_at(device, now_us + verdict.wait_us)
+            self._devices.look_at(device)

@@ -1,0 +1,267 @@
+"""The devices of a partition: queue, mode, cursor and parked commands of each, and whose turn it is."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+from bridge.contract.commands import CommandPosition
+from bridge.push.command import TrackedCommand
+from bridge.push.cursor import Cursor
+from bridge.push.segments import Parked
+from bridge.push.states import DeviceEvent, Mode, next_mode
+
+__all__ = ["Device", "Devices", "Dormant"]
+
+
+@dataclass(slots=True, eq=False)
+class CursorWrite:
+    """What a device's cursor has passed and Pulsar does not know so far."""
+
+    unstored: list[TrackedCommand] = field(default_factory=list)
+    """Passed since the last StoreCursor."""
+    storing: list[TrackedCommand] = field(default_factory=list)
+    """Covered by the StoreCursor under way."""
+    under_way: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether Pulsar does not know of a command that the cursor has passed."""
+        return bool(self.unstored or self.storing)
+
+
+@dataclass(slots=True, eq=False)
+class SegmentWrite:
+    """What is parked and not stored so far."""
+
+    ids: list[CommandPosition] = field(default_factory=list)
+    """Messages that are acknowledged when the segments are stored."""
+    keys: dict[str, None] = field(default_factory=dict)
+    """Segments to be written, in order."""
+    removed: list[str] = field(default_factory=list)
+    """Segments to be removed when the cursor is stored."""
+
+
+@dataclass(slots=True, eq=False)
+class ReplayProgress:
+    """How far the replay of a device's parked commands is."""
+
+    coming: int = 0
+    """Parked commands that are being read."""
+    epoch: int = 0
+    """Pulls of an earlier epoch do not count."""
+    probing: bool = False
+    """No sign of life so far: one command at a time."""
+    sweeping: bool = False
+    """Only expired commands are read."""
+    waiting: bool = False
+    """It waits for its turn to be read."""
+    probe_wait_us: int = 0
+    probe_at_us: int = 0
+    resuming: bool = False
+    """A resume request is under way: the device stays parked."""
+
+    @property
+    def tried(self) -> bool:
+        """Whether the device is probed or swept, without a sign of life."""
+        return self.probing or self.sweeping
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """One device with a command under way."""
+
+    name: str
+    cursor: Cursor
+    loaded: CommandPosition
+    """The cursor's position as the former owner left it."""
+    mode: Mode = Mode.LIVE
+    suspected: bool = True
+    """Its first push may repeat one of the former owner."""
+    queue: deque[TrackedCommand] = field(default_factory=deque)
+    """In log order; settled ones leave from the head only."""
+    ids: set[str] = field(default_factory=set)
+    """Command ids of what is in the queue."""
+    given_up: set[CommandPosition] = field(default_factory=set)
+    """Of which dead letter or receipt is not stored, or which are in the queue."""
+    cursor_write: CursorWrite = field(default_factory=CursorWrite)
+    failures: int = 0
+    """In a row."""
+    retry_at_us: int = 0
+    ready: bool = False
+    """It is in the list of devices to look at."""
+    parked: Parked = field(default_factory=Parked)
+    segment_write: SegmentWrite = field(default_factory=SegmentWrite)
+    replay: ReplayProgress = field(default_factory=ReplayProgress)
+
+    def on(self, event: DeviceEvent) -> None:
+        """Change the mode. Raises IllegalTransitionError."""
+        self.mode = next_mode(self.mode, event)
+
+    def queues(self, tracked: TrackedCommand) -> bool:
+        """Return whether this very command waits for the cursor to pass it."""
+        return any(one is tracked for one in self.queue)
+
+    def gives_up_before(self, position: CommandPosition) -> bool:
+        """Return whether the dead letter, or its receipt, of an earlier command is not stored."""
+        return any(one < position for one in self.given_up)
+
+    @property
+    def pulled(self) -> int:
+        """How many from the head of the parked list are read, or being read, and not settled."""
+        write = self.cursor_write
+        tracked = chain(self.queue, write.unstored, write.storing)
+        return self.replay.coming + sum(1 for one in tracked if one.pulled or one.listed)
+
+
+class Dormant(NamedTuple):
+    """A parked device with nothing under way: its ids are all that stays in memory."""
+
+    parked: Parked
+    probe_wait_us: int
+    probe_at_us: int
+
+
+class Devices:
+    """Every device that the partition knows."""
+
+    def __init__(self, remembered_ids: int, cursors: dict[str, Cursor]) -> None:
+        self._remembered_ids = remembered_ids
+        self.awake: dict[str, Device] = {}
+        """With something under way since the takeover."""
+        self.dormant: dict[str, Dormant] = {}
+        self.cursors = cursors
+        """Of devices that are not awake."""
+        self.dirty: dict[str, Device] = {}
+        """Whose cursor is to be written."""
+        self._ready: deque[Device] = deque()
+        self._retries: list[tuple[int, str]] = []
+
+    def get(self, name: str) -> Device:
+        """Return a device, awake from now on."""
+        device = self.awake.get(name)
+        if device is None:
+            cursor = self.cursors.pop(name, None) or Cursor(self._remembered_ids)
+            device = self.awake[name] = Device(name, cursor, cursor.position)
+            dormant = self.dormant.pop(name, None)
+            if dormant is not None:
+                device.mode = Mode.PARKED
+                device.parked, device.replay.probe_wait_us, device.replay.probe_at_us = dormant
+        return device
+
+    def known(self, name: str) -> Device | None:
+        """Return a device that is awake or has parked commands, None for any other."""
+        return self.get(name) if name in self.awake or name in self.dormant else None
+
+    def sleep(self, device: Device) -> None:
+        """Keep only the ids of a parked device for which nothing is under way."""
+        cursor, segments, replay = device.cursor_write, device.segment_write, device.replay
+        busy = device.queue or cursor.pending or cursor.under_way or segments.ids or replay.resuming
+        listed = device.ready or replay.waiting or segments.keys or device.name in self.dirty
+        if device.mode is not Mode.PARKED or busy or listed or device.given_up or not len(device.parked):
+            return
+        del self.awake[device.name]
+        if device.cursor.has_state:
+            self.cursors[device.name] = device.cursor
+        self.dormant[device.name] = Dormant(device.parked, replay.probe_wait_us, replay.probe_at_us)
+
+    def mode_of(self, name: str) -> Mode:
+        """Return the mode of a device; one without a command is LIVE."""
+        if name in self.dormant:
+            return Mode.PARKED
+        device = self.awake.get(name)
+        return Mode.LIVE if device is None else device.mode
+
+    def knows(self, name: str) -> bool:
+        """Return whether there was ever a command to a device; any client may invent names."""
+        return name in self.awake or name in self.cursors or name in self.dormant
+
+    # --- cursors ---
+
+    @property
+    def with_cursors(self) -> list[str]:
+        """The devices that have a cursor."""
+        return [*self.cursors, *(one.name for one in self.awake.values() if one.cursor.has_state)]
+
+    def any_cursor(self, name: str) -> Cursor | None:
+        """Return the cursor of a device, also a new one that says nothing, None without one."""
+        device = self.awake.get(name)
+        return self.cursors.get(name) if device is None else device.cursor
+
+    def cursor_of(self, name: str) -> Cursor | None:
+        """Return the present cursor of a device, None without one."""
+        cursor = self.any_cursor(name)
+        return cursor if cursor is not None and cursor.has_state else None
+
+    def mark_dirty(self, device: Device) -> None:
+        """Have the device's cursor written."""
+        self.dirty[device.name] = device
+
+    # --- parked commands ---
+
+    def parked_of(self, name: str) -> Parked | None:
+        """Return what is parked for a device, None for an unknown one."""
+        dormant, device = self.dormant.get(name), self.awake.get(name)
+        if dormant is not None:
+            return dormant.parked
+        return None if device is None else device.parked
+
+    def all_parked(self) -> Iterator[tuple[str, Parked]]:
+        """Yield each device with parked commands, and these."""
+        for name, dormant in self.dormant.items():
+            yield name, dormant.parked
+        for name, device in self.awake.items():
+            if len(device.parked):
+                yield name, device.parked
+
+    @property
+    def parked(self) -> int:
+        """How many devices have parked commands."""
+        return len(self.dormant) + sum(1 for device in self.awake.values() if len(device.parked))
+
+    @property
+    def stored(self) -> list[str]:
+        """The devices of which a record is in the cursors partition."""
+        return list(dict.fromkeys((*self.with_cursors, *(name for name, _ in self.all_parked()))))
+
+    @property
+    def retrying(self) -> int:
+        """Devices whose last push failed and whose commands wait for a retry."""
+        return sum(1 for device in self.awake.values() if device.failures and device.queue)
+
+    # --- whose turn it is ---
+
+    def look_at(self, device: Device) -> None:
+        """Have the device's next command sent when it is its turn."""
+        if not device.ready:
+            device.ready = True
+            self._ready.append(device)
+
+    def next_ready(self) -> Device | None:
+        """Return whose turn it is, None without one."""
+        if not self._ready:
+            return None
+        device = self._ready.popleft()
+        device.ready = False
+        return device
+
+    def retry_at(self, device: Device, at_us: int) -> None:
+        """Send nothing to the device before ``at_us``."""
+        device.retry_at_us = at_us
+        heapq.heappush(self._retries, (at_us, device.name))
+
+    @property
+    def next_retry_us(self) -> int | None:
+        """When the next retry is due, None without one."""
+        return self._retries[0][0] if self._retries else None
+
+    def retry_due(self, now_us: int) -> None:
+        """Look at the devices whose wait is over."""
+        while self._retries and self._retries[0][0] <= now_us:
+            device = self.awake.get(heapq.heappop(self._retries)[1])
+            if device is not None:
+                self.look_at(device)

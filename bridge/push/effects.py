@@ -1,0 +1,344 @@
+"""Effects: the actions of a partition's core, begun over MQTT and in Pulsar. The result of each comes back as an event."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+import structlog
+
+from bridge.contract import C_DEVICE, C_ID, C_TOPIC
+from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, decode_command, read_command
+from bridge.contract.names import MAX_NAME_BYTES
+from bridge.dead_letters import dead_letter
+from bridge.errors import ContractError
+from bridge.killpoints import reach
+from bridge.mqtt.client import Link
+from bridge.mqtt.fitting import misfit
+from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
+from bridge.mqtt.types import Confirmation, Disconnected
+from bridge.push.actions import (
+    Ack,
+    Action,
+    Copy,
+    DeadLetter,
+    Forget,
+    Pull,
+    Push,
+    StoreCursor,
+    StoreReceipt,
+    StoreSegment,
+)
+from bridge.push.delivery import NO_SUBSCRIBERS
+from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
+from bridge.push.groups.indexed import GONE, Indexed, Lost
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
+from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.position_tags import PositionTags
+from bridge.push.puller import Copied, Pulled
+from bridge.push.resume_answers import ResumeRequests
+from bridge.push.stored_message import StoredMessage
+from bridge.push.threads import Budget
+from bridge.push.tracing import Observer
+from bridge.settings import Settings
+
+__all__ = ["Effects"]
+
+log = structlog.get_logger("push")
+
+_DENIED_EVERY_S: Final = 60.0
+_SHOWN: Final = 200
+
+
+class Effects:
+    """Begins the actions of one core, and keeps the messages that they concern. All of it runs on one thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        core: Partition,
+        link: Link,
+        partition_log: PartitionLog,
+        source: CommandSource,
+        budget: Budget,
+        metrics: PushMetrics,
+        ask: Callable[[CommandPosition], bytes | None],
+        tags: PositionTags,
+        observer: Observer | None = None,
+    ) -> None:
+        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``. ``observer`` sees
+        each step of a command.
+        """
+        self._tags = tags
+        self._settings = settings
+        self._indexed = Indexed(ask)
+        self._came: deque[Iterator[Push | Lost]] = deque()  # what waits no more but for room in the window
+        self._core = core
+        self._link = link
+        self._log = partition_log
+        self._source = source
+        self._budget = budget
+        self._observer = observer or Observer()
+        self._metrics = metrics
+        self._messages: dict[
+            CommandPosition, StoredMessage
+        ] = {}  # taken and not acknowledged: held, or about to be let go
+        self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
+        self._denied_at = -_DENIED_EVERY_S
+        self.resume = ResumeRequests(settings, core, link, partition_log, source, metrics, tags)
+
+    def arrived(self, message: StoredMessage) -> None:
+        """Hand a message of the commands partition to the core."""
+        self._observer.received(message)
+        self._route(message)
+        self._observer.routed(message)
+
+    def _route(self, message: StoredMessage) -> None:
+        core = self._core
+        position = message.position
+        before = self._messages.get(position)
+        self._messages[position] = message
+        if before is not None:
+            # It came again after a reconnect, and the core holds it or has decided on its acknowledgement already: that
+            # must go through the newest id, which alone counts a batch, and once.
+            self._budget.release(len(before.payload))
+            return
+        properties = message.properties
+        try:
+            if message.problem:
+                raise ContractError(message.problem)
+            command = decode_command(properties, message.payload, self._settings.max_name_bytes)
+            check_topic(command, self._settings.push)
+        except ContractError as e:
+            log.warning("a command is not valid; see the dead letters", position=str(position), why=str(e))
+            # Its receipt is to fit into a message of Pulsar, whatever is wrong with it.
+            named = Command(
+                properties.get(C_ID, "")[:MAX_NAME_BYTES],
+                properties.get(C_DEVICE, message.key)[:MAX_NAME_BYTES],
+                properties.get(C_TOPIC, "")[:MAX_TEXT_BYTES],
+                b"",
+            )
+            core.arrived_invalid(position, str(e), named, len(message.payload))
+            return
+        core.arrived(position, command, time.time_ns() // 1000)
+
+    def pulled(self, event: Pulled) -> None:
+        """Hand a parked command that was read to the core."""
+        self._observer.pulled(event)
+        command = None
+        if event.message is not None:
+            self._forget(event.position)
+            self._pulled[event.position] = event.message
+            command = read_command(event.message.properties, event.message.payload)
+        elif self._core.replay.wants(event.pull.device, event.pull.epoch):
+            log.error(
+                "a parked command is not in Pulsar any more, see its receipt. Action: never clear the backlog of "
+                "pulsebridge-parked",
+                device=event.pull.device,
+                position=str(event.position),
+            )
+        reach("after_pull")
+        now_us = time.time_ns() // 1000
+        self._core.pulled(event.pull.device, event.pull.epoch, event.position, command, now_us)
+
+    def copied(self, event: Copied) -> None:
+        """Tell the core of commands that were to be moved."""
+        reach("after_copy")
+        if event.copies is None:
+            self._core.relocation.copy_failed(event.relocation)
+        else:
+            self._core.relocation.copied(event.relocation, event.copies, time.time_ns() // 1000)
+
+    def answered(self, answer: DeviceAnswer) -> bool:
+        """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
+        waited = self._answered(answer)
+        self._observer.answered(answer, waited)
+        return waited
+
+    def _answered(self, answer: DeviceAnswer) -> bool:
+        device = self._core.delivery.device_of(answer.position)
+        if device is not None and not self._tags.proves(answer.tag, answer.position, device):
+            self._metrics.forged_answers.inc()
+            log.warning(
+                "push ignored an answer whose position has a wrong tag: its sender did not receive the command. Action: "
+                "see which client publishes to push.answer_topic, and that the device gives the position back whole",
+                partition=self._log.partition,
+                device=device[:_SHOWN],
+                position=str(answer.position),
+                shown=1,
+            )
+            return False
+        now_us = time.time_ns() // 1000
+        return self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
+
+    def stored(self, token: object) -> None:
+        """Tell the core that Pulsar has stored what was written for an action of its own."""
+        core = self._core
+        self._observer.stored(token)
+        if isinstance(token, StoreCursor):
+            reach("after_cursor")
+            core.cursor_stored(token.device)
+        elif isinstance(token, StoreSegment):
+            reach("after_segment")
+            core.segment_stored(token.parked)
+            if token.relocation:
+                reach("after_move")
+                core.relocation.stored(token.relocation)
+        elif isinstance(token, StoreReceipt):
+            reach("after_receipt")
+            self._metrics.stored(token.receipt)
+            core.receipt_stored(token.position)
+        elif isinstance(token, DeadLetter):
+            self._metrics.dead_letters.inc()
+            core.dead_letter_stored(token.position)
+
+    def begin(self, action: Action) -> None:
+        """Begin one action."""
+        self._begin(action)
+        self._observer.begun(action)
+
+    def _begin(self, action: Action) -> None:
+        if isinstance(action, Push):
+            self._push(action)
+        elif isinstance(action, StoreCursor):
+            self._log.cursors.write_cursor(action.records, action)
+        elif isinstance(action, StoreReceipt):
+            self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
+        elif isinstance(action, DeadLetter):
+            self._write_dead_letter(action)
+        elif isinstance(action, Ack):
+            message = self._messages.pop(action.position)
+            self._source.acknowledge(message.message_id)
+            self._budget.release(len(message.payload))
+            reach("after_ack")
+        elif isinstance(action, StoreSegment):
+            self._log.cursors.write_record(action.key, action.payload, action)
+        elif isinstance(action, Pull):
+            self._source.puller.pull(action)
+        elif isinstance(action, Copy):
+            self._source.puller.copy(action)
+        elif isinstance(action, Forget):
+            self._forget(action.position)
+        else:
+            self.resume.begin(action)
+
+    def _forget(self, position: CommandPosition) -> None:
+        message = self._pulled.pop(position, None)
+        if message is not None:
+            self._source.puller.release(len(message.payload))
+
+    def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
+        """Make the pushes that waited for the payload of a group command; without one they are lost."""
+        self._came.append(self._indexed.came(position, payload))
+        self._hand_on()
+
+    def _push(self, push: Push) -> None:
+        ready = list(self._indexed.add(push))
+        for one in ready:
+            self._publish(one)
+        if not ready:
+            self._core.flights.stall(push.number)
+            self._link.wake()  # another device's command may go in its place
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Make the pushes whose payload came, as far as the window has room: thousands may have waited for one."""
+        while self._came and self._core.flights.has_room:
+            one = next(self._came[0], None)
+            if one is None:
+                self._came.popleft()
+            elif isinstance(one, Lost):
+                self._core.delivery.lose_payload(one.number, GONE)
+                self._link.wake()
+            elif self._core.delivery.may_go(one.number, time.time_ns() // 1000):
+                self._publish(one)
+            else:
+                self._link.wake()
+
+    def link_up(self) -> None:
+        """The connection is up and ours."""
+        self.resume.link_up()
+
+    def link_down(self, event: Disconnected) -> bool:
+        """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
+        self._indexed.forget()
+        self._came.clear()
+        return self.resume.link_down(event)
+
+    def overdue(self) -> str | None:
+        """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
+        command = self._core.flights.overdue(time.time_ns() // 1000)
+        return self.resume.overdue(time.monotonic()) if command is None else command.mqtt_topic
+
+    def _write_dead_letter(self, action: DeadLetter) -> None:
+        message = self._pulled.get(action.position) or self._messages[action.position]
+        payload, properties = dead_letter(
+            message.payload,
+            topic=self._log.commands,
+            device=action.device,
+            reason=action.reason,
+            at_us=time.time_ns() // 1000,
+            properties=message.properties,
+        )
+        self._log.write_dead_letter(action.device, payload, properties, action)
+
+    def _publish(self, push: Push) -> None:
+        command = push.command
+        made = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
+        qos = max(1, command.qos)  # PUBACK is what moves the cursor
+        size = len(command.payload)
+        broker, properties = self._link.granted, made.properties
+        why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
+        if why is None:
+            try:
+                self._link.publish(
+                    made.topic,
+                    command.payload,
+                    qos=qos,
+                    retain=command.retain,
+                    properties=properties,
+                    confirmed=partial(self._confirmed, push.number, made.topic),
+                    sent=partial(self._sent, push.number),
+                )
+            except ValueError as e:  # of a command that an earlier release took
+                why = str(e)
+        if why is not None:
+            log.warning(
+                "a command is not for this MQTT broker; see the dead letters",
+                command_id=command.command_id[:_SHOWN],
+                mqtt_topic=made.topic[:_SHOWN],
+                why=why,
+            )
+            self._core.delivery.reject(push.number, why)
+            self._link.wake()  # what follows of it is done in the next turn
+            return
+        self._metrics.pushed.inc()
+        if push.repeat:
+            self._metrics.repeated.inc()
+        reach("after_publish")
+
+    def _sent(self, number: int) -> None:
+        self._core.flights.sent(number, time.time_ns() // 1000)
+
+    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
+        self._observer.confirmed(number, confirmation)
+        now = time.monotonic()
+        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
+            self._denied_at = now
+            log.warning(
+                "the MQTT broker does not let us publish commands, they are tried again: allow "
+                f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
+                mqtt_topic=topic,
+                partition=self._log.partition,
+            )
+        if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
+            self._metrics.refused.inc()
+        else:
+            reach("after_puback")
+        self.resume.push_confirmed(number)
+        self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
+        self._hand_on()

@@ -1,0 +1,211 @@
+"""Inbound messages of one MQTT connection: answers of devices to commands, and their signs of life and absence.
+
+Signs that come before the takeover has ended wait for the core.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from bridge.bounded_map import BoundedMap
+from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
+from bridge.errors import DeniedError
+from bridge.killpoints import reach
+from bridge.mqtt.client import Link
+from bridge.mqtt.refusals import subscriber, subscription_remedy
+from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
+from bridge.push.delivery import NO_SUBSCRIBERS
+from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
+from bridge.push.metrics import PushMetrics
+from bridge.push.partition import Partition
+from bridge.push.partition_log import PartitionLog
+from bridge.push.presence import PresenceRules
+from bridge.push.presence_log import Seen
+from bridge.settings import Settings
+
+__all__ = ["Inbound"]
+
+log = structlog.get_logger("push")
+
+_REFUSED: Final = 0x80
+_SHOWN: Final = 200
+_SIGNS_BYTES: Final = 64 * 1024 * 1024
+"""Signs of devices that come before the partition is taken over; devices name themselves."""
+_LOGGED: Final[set[tuple[str, int, str, bool | None]]] = set()
+
+
+def settled_by(confirm: str, *, reports_absence: bool) -> str:
+    """Return what ``push.confirm`` means at a broker that reports, or does not report, that a topic has no subscriber."""
+    if confirm == "device":
+        return "a command counts as delivered when its device has answered (push.confirm: device)"
+    taken = "a command counts as delivered when the MQTT broker has taken it (push.confirm: broker); "
+    if reports_absence:
+        return taken + "this broker reports that no client is subscribed (0x10), and then the command waits in Pulsar"
+    return taken + (
+        "this broker accepts it as well when no client is subscribed: what is sent between a device's end and the sign of "
+        "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
+        "push.confirm: device promises delivery, where devices answer"
+    )
+
+
+class Inbound:
+    """The subscriptions of one session; all methods are called on its thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partition_log: PartitionLog,
+        link: Link,
+        metrics: PushMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        """``changed`` is called when ``ready`` or ``reports_absence`` did."""
+        self._settings = settings
+        self._log = partition_log
+        self._link = link
+        self._metrics = metrics
+        self._changed = changed
+        self._presence = PresenceRules(settings.push.presence)
+        self._filters = list(self._presence.filters)
+        if settings.push.confirm == "device":
+            self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
+        self._core: Partition | None = None
+        self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
+        # By device the latest sign, whether it is one of life, and when it came.
+        self._signs: BoundedMap[tuple[bool, int]] = BoundedMap(_SIGNS_BYTES, each=192)
+        self._mids: list[int] = []  # to acknowledge
+        self.ready = False
+        """Whether messages of devices reach us on this connection."""
+        self.reports_absence = False
+        """Whether the MQTT broker reports that a topic has no subscriber (MQTT 5, PUBACK 0x10)."""
+
+    def serve(self, core: Partition, answered: Callable[[DeviceAnswer], bool]) -> None:
+        """Hand the messages to ``core``, also those that came already. ``answered`` gets the answers, and returns whether
+        their commands waited for one.
+        """
+        self._core = core
+        self._answered = answered
+        self._notice(core)
+
+    def connected(self) -> None:
+        """Subscribe on a new connection, and ask whether its broker reports absent subscribers."""
+        self._mids.clear()
+        self.ready = not self._filters
+        self.reports_absence = False
+        if self._filters:
+            self._link.subscribe(
+                [Subscription(one, retain_handling=0 if one in self._presence.filters else 2) for one in self._filters]
+            )
+        if self._settings.mqtt.protocol == "5":
+            # Ask by a topic that no client can know whether PUBACK reports absent subscribers (MQTT 5, 3.4.2.1).
+            self._link.publish(
+                f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
+                b"",
+                properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
+                confirmed=self._asked,
+            )
+        else:
+            self._log_settlement()
+
+    def _log_settlement(self) -> None:
+        """Log once in this process, and at each change, what settles a command at this broker (H26)."""
+        mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
+        key = (mqtt.host, mqtt.port, confirm, self.reports_absence)
+        if key not in _LOGGED:
+            _LOGGED.difference_update([one for one in _LOGGED if one[:3] == key[:3]])
+            _LOGGED.add(key)
+            log.info(settled_by(confirm, reports_absence=self.reports_absence), broker=f"{mqtt.host}:{mqtt.port}")
+
+    def _asked(self, confirmation: Confirmation) -> None:
+        refused = confirmation.reason >= _REFUSED
+        self.reports_absence = confirmation.reason == NO_SUBSCRIBERS
+        if self._core is not None:
+            # It does not show that the broker accepts other commands (H34): it comes first on each connection.
+            # If it is refused, what the broker reported for a command counts: else no parked device would be probed.
+            self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven)
+        if refused:
+            self._warn_unasked(confirmation.reason)
+        else:
+            self._log_settlement()
+        self._changed()
+
+    def _warn_unasked(self, reason: int) -> None:
+        """Log once in this process, and at each change, that the broker refuses the question."""
+        mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
+        key = (mqtt.host, mqtt.port, confirm, None)
+        if key not in _LOGGED:
+            _LOGGED.difference_update([one for one in _LOGGED if one[:3] == key[:3]])
+            _LOGGED.add(key)
+            log.warning(
+                "the MQTT broker refused the question whether it reports that no client is subscribed. Until it reports so for a "
+                "command, parked devices wait for a sign of life. Action: allow "
+                f"{subscriber(mqtt, self._link.client_id)} to write there",
+                mqtt_topic=f"{self._settings.push.answer_topic}/nobody/+",
+                reason=f"0x{reason:02X}",
+            )
+
+    def subscribed(self, codes: list[int]) -> None:
+        """Take the answer to the subscriptions. Raises DeniedError when one of them may not be read."""
+        if any(code >= _REFUSED for code in codes):
+            raise DeniedError(
+                f"the MQTT broker refused subscriptions of push, SUBACK codes {codes}: {', '.join(self._filters)}",
+                remedy=subscription_remedy(self._settings.mqtt, self._link.client_id),
+            )
+        self.ready = True
+        self._changed()
+
+    def received(self, message: Message) -> None:
+        """A message of a device came. A device repeats an answer that is lost when its command is repeated."""
+        if message.mid:
+            self._mids.append(message.mid)
+        if message.malformed:
+            self._metrics.malformed.inc()
+            log.warning(
+                "a device's message is malformed and was skipped; check what the device publishes",
+                mqtt_topic=message.topic[:_SHOWN],
+                partition=self._log.partition,
+                why=message.malformed,
+                shown=1,
+            )
+            return
+        sign = self._presence.sign(message)
+        if sign is not None:
+            self._signs.put(sign.device, (sign.alive, time.time_ns() // 1000))
+            if self._core is not None:
+                self._notice(self._core)
+            return
+        answer = parse_answer(message, self._settings.push.answer_topic, self._log.partition)
+        if answer is not None and self._answered(answer):
+            reach("after_answer")
+            self._metrics.answers.inc()
+        else:
+            self._metrics.stray_answers.inc()
+
+    def seen(self, event: Seen) -> None:
+        """Ingest has noted signs of life. A clock that is ahead of ours must not hide a later absence (H31)."""
+        now_us = time.time_ns() // 1000
+        if self._core is not None:
+            for device, at_us in event.signs:
+                self._core.alive(device, min(at_us, now_us))
+
+    def acknowledge(self) -> None:
+        """Acknowledge the messages to the broker."""
+        if self._mids:
+            self._link.acknowledge(self._mids, self._link.epoch)
+            self._mids.clear()
+
+    def _notice(self, core: Partition) -> None:
+        signs = list(self._signs.items())
+        self._signs.clear()
+        for device, (alive, at_us) in signs:
+            if not self._log.is_ours(device):
+                continue
+            if alive:
+                core.alive(device, at_us)
+            else:
+                core.gone(device, at_us, time.time_ns() // 1000)

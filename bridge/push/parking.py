@@ -1,0 +1,337 @@
+"""Parking: the commands of offline devices, of failing devices, and of a full partition wait in Pulsar.
+
+Only their ids stay in memory. A sign of life, a probe or the expiry of a command wakes the device (``replay``, ``probes``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Final, NamedTuple
+
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
+from bridge.errors import ContractError
+from bridge.push.actions import Ack, Outbox
+from bridge.push.command import TrackedCommand
+from bridge.push.command_registry import CommandRegistry
+from bridge.push.device import Device, Devices
+from bridge.push.late_answers import LateAnswers
+from bridge.push.limits import Limits
+from bridge.push.presence import Presence
+from bridge.push.probes import Probes
+from bridge.push.replay import Replay
+from bridge.push.segment_log import SegmentLog
+from bridge.push.segments import Parked, ParkedId, read_segment
+from bridge.push.settlement import DUPLICATE, Settlement
+from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
+
+__all__ = ["Parking", "Pressure", "pressing"]
+
+_PART: Final = 8
+"""Such a part of the room is made at once, so that not every arriving command has to make its own."""
+_WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
+
+
+def _waiting_for(device: Device) -> Iterator[TrackedCommand]:
+    """Yield the commands that are not acknowledged and wait for their device."""
+    return (one for one in device.queue if one.state in _WAITING and not one.pulled)
+
+
+def _count(device: Device) -> int:
+    return sum(1 for _ in _waiting_for(device))
+
+
+def _bytes(device: Device) -> int:
+    return sum(one.size for one in _waiting_for(device))
+
+
+class Pressure(NamedTuple):
+    """What fills a partition."""
+
+    weight: Callable[[Device], int]
+    """Returns how much of the room a device takes, in bytes where those fill the partition, else in commands."""
+    excess: int
+    """How much has to leave to make room."""
+
+
+def pressing(devices: Collection[Device], limits: Limits) -> Pressure | None:
+    """Return what fills the partition; None if it has room, or will have.
+
+    Backpressure: whether a partition is full of commands that will not leave by themselves, and the share of each device.
+
+    A full partition receives nothing more from Pulsar, for any device: by the count of its commands or by the bytes of their
+    payloads. A command whose receipt, dead letter or parked id is being stored makes room soon; a command that waits for its
+    device may wait without end. ``parking`` makes the room.
+    """
+    waiting = [device for device in devices if device.queue and device.mode is not Mode.PARKED]
+    for weight, most in ((_bytes, limits.pending_bytes), (_count, limits.pending)):
+        used = sum(map(weight, waiting))
+        if used >= most:
+            return Pressure(weight, used - most + max(1, most // _PART))
+    return None
+
+
+_FULL: Final = "too many commands wait in Pulsar for a device that is away"
+_STAYING: Final = (
+    CommandState.NOTED,
+    CommandState.CONFIRMED,
+    CommandState.DYING,
+    CommandState.DEAD,
+    CommandState.SETTLED,
+)
+"""At the head of the queue they stay: they need no push any more."""
+
+
+class Parking:
+    """Decides what is parked, and parks it."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        horizon: CommandPosition | None,
+        outbox: Outbox,
+        commands: CommandRegistry,
+        devices: Devices,
+        segments: SegmentLog,
+        settlement: Settlement,
+        late: LateAnswers,
+        replay: Replay,
+        probes: Probes,
+        presence: Presence,
+    ) -> None:
+        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
+        self._limits = limits
+        self._horizon = horizon
+        self._outbox = outbox
+        self._commands = commands
+        self._devices = devices
+        self._segments = segments
+        self._settlement = settlement
+        self._late = late
+        self._replay = replay
+        self._probes = probes
+        self._presence = presence
+        self.unread: list[tuple[str, str]] = []
+        """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
+
+    def restore(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
+        """Load what former owners parked for a device. ``left_us``: when the last of them wrote last; it has evaluated
+        the signs of life until then.
+        """
+        cursor = self._devices.cursors.get(name)
+        done = BEFORE_ALL if cursor is None else cursor.done
+        read = {}
+        for key, payload in segments.items():
+            try:
+                read[key] = read_segment(payload)
+            except ContractError as e:
+                self.unread.append((key, str(e)))
+        ids = {key: segment.ids for key, segment in read.items()}
+        since_us = min((segment.since_us for segment in read.values() if segment.since_us), default=now_us)
+        if cursor is not None and cursor.resend:
+            ids[self._segments.new_key(name)] = cursor.resend
+        parked = Parked.loaded(ids, done, since_us)
+        parked.since_us = min(left_us, now_us)  # a clock that was ahead must not hide later signs of life
+        for key in parked.finish(done):
+            self._outbox.remove_segment(key)
+        if not len(parked):
+            return
+        self._segments.parked += len(parked)
+        if self._horizon is not None:
+            self._replay.unmarked.add(name)
+        self._probes.restore(name, parked, now_us)
+
+    @property
+    def parks_absent(self) -> bool:
+        """Whether a sign of absence parks a device."""
+        return self._limits.park_absent
+
+    def is_uncertain(self, device: Device) -> bool:
+        """Return whether the device may have received a queued command that no stored record shows."""
+        horizon = self._horizon
+        return any(
+            tracked.attempts or (device.suspected and horizon is not None and tracked.position <= horizon)
+            for tracked in device.queue
+        )
+
+    # --- arrivals ---
+
+    def arrived(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> bool:
+        """A command arrived. Returns False if the device is LIVE, or the cursor has passed the command."""
+        if device.mode is Mode.LIVE:
+            if not self._probes.is_away(device, now_us):
+                return False
+            self.park(device, now_us)
+        if position <= device.cursor.position:
+            return False  # it was settled: at most its receipt is missing
+        if position in device.parked:
+            self._arrived_again(device, position, command, now_us)
+            return True
+        if position in device.given_up:
+            self._outbox.add(Ack(position))
+            return True
+        tracked = self._commands.add(TrackedCommand(position, command))
+        if device.cursor.knows(command.command_id):
+            self._outbox.store_receipt(tracked, "duplicate", DUPLICATE)
+        elif command.expired(now_us) or (len(device.parked) and position < device.parked.position(-1)):
+            self._settlement.arrived_late(tracked, now_us)
+        elif self._is_full(device):
+            self._settlement.give_up(device, tracked, "overflowed", _FULL)
+        else:
+            self._park_command(device, tracked, now_us)
+            self._replay.want(device)
+        return True
+
+    def _arrived_again(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
+        """Its acknowledgement was lost; or the former owner died before it, or the command is pending again (H26)."""
+        key = device.parked.key_of(position)
+        if not self._outbox.writes and device.name not in self._devices.dirty and key not in device.segment_write.keys:
+            self._outbox.add(Ack(position))
+            return
+        # Its id may be on its way to Pulsar, or wait for the cursor: it is acknowledged with the next write of the id.
+        self._commands.add(TrackedCommand(position, command, CommandState.PARKED))
+        device.segment_write.ids.append(position)
+        self._segments.write_later(device, key, now_us)
+
+    def overflows(self, device: Device) -> bool:
+        """Return whether too many commands of a failing device wait in memory."""
+        return device.failures > 0 and len(device.queue) > self._limits.device_pending
+
+    # --- parking ---
+
+    def parks_for(self, device: Device, tracked: TrackedCommand, *, absent: bool) -> bool:
+        """Return whether a failed push parks the device; ``absent``: the broker reports that no client is subscribed."""
+        if absent:
+            return True
+        lives = self._presence.seen_us(device.name) >= tracked.pushed_at_us
+        return not lives and (device.replay.probing or device.failures >= self._limits.park_after)
+
+    def park(self, device: Device, now_us: int) -> None:
+        """Have the device's commands wait in Pulsar."""
+        device.parked.since_us = now_us
+        self._move_queue(device, now_us)
+        self._probes.plan(device, now_us)
+        self._probes.watch_expiry(device.name, device.parked)
+        self._devices.sleep(device)
+
+    def end_sweep(self, device: Device, now_us: int) -> None:
+        """The expired commands are settled: the device is parked as before, with the probe that was planned."""
+        probe_at_us = device.replay.probe_at_us
+        self._move_queue(device, now_us)
+        self._probes.plan_again(device, probe_at_us)
+        self._probes.watch_expiry(device.name, device.parked)
+        self._devices.sleep(device)
+
+    def _move_queue(self, device: Device, now_us: int) -> None:
+        """Park a device with all of its queue that still needs a push."""
+        device.on(DeviceEvent.PARK)
+        self._replay.mark_online(device, False)
+        self._replay.stop(device)
+        device.failures = device.retry_at_us = 0
+        staying: deque[TrackedCommand] = deque()
+        while device.queue and device.queue[0].state in _STAYING:
+            staying.append(device.queue.popleft())
+        moving, device.queue = device.queue, staying
+        device.ids = {tracked.command.command_id for tracked in staying}
+        if not staying and not len(device.parked):
+            self._resend_unproven(device, now_us)
+        first: list[ParkedId] = []
+        for tracked in moving:
+            self._commands.stop_awaiting(tracked)
+            if tracked.pulled:
+                self._replay.put_back(device, tracked)
+            elif not tracked.attempts and self._is_full(device, len(first)):
+                if tracked.state is CommandState.QUEUED:
+                    self._settlement.give_up(device, tracked, "overflowed", _FULL)
+            elif tracked.state is CommandState.DEAD:
+                device.given_up.discard(tracked.position)
+                if tracked.maybe_had:
+                    self._commands.acknowledge(tracked.position)
+            elif tracked.state not in (CommandState.DYING, CommandState.NOTED, CommandState.SETTLED):
+                first += self._park_command(device, tracked, now_us, before=len(device.parked) > 0)
+        if first:
+            self._segments.prepend(device, first, now_us)
+
+    def _is_full(self, device: Device, more: int = 0) -> bool:
+        """Return whether no further command may be parked; those that are sent again do not count."""
+        most = self._limits.parked_max
+        count = len(device.parked) + more
+        return count >= most and count - device.parked.up_to(device.cursor.position) >= most
+
+    def _park_command(
+        self, device: Device, tracked: TrackedCommand, now_us: int, *, before: bool = False
+    ) -> list[ParkedId]:
+        """Park a command that is not acknowledged. ``before``: if it precedes the parked ones it is returned, to be
+        put before them.
+        """
+        self._late.attempted(tracked)
+        seen = tracked.maybe_had
+        tracked.on(CommandEvent.PARK)
+        device.segment_write.ids.append(tracked.position)
+        if tracked.listed:  # it was in flight when the rest of its queue was parked
+            self._segments.write_later(device, device.parked.key_of(tracked.position), now_us)
+            return []
+        if not tracked.attempts and device.suspected and self._horizon is not None:
+            seen = seen or tracked.position <= self._horizon
+        one = ParkedId(tracked.position, tracked.command.expires_at_ms, seen)
+        if before and device.parked.position(0) > tracked.position:
+            return [one]
+        self._append(device, one, now_us)
+        return []
+
+    def _append(self, device: Device, one: ParkedId, now_us: int) -> None:
+        self._segments.append(device, one, now_us)
+        if len(device.parked) == 1:
+            self._probes.watch_expiry(device.name, device.parked)
+
+    def _resend_unproven(self, device: Device, now_us: int) -> None:
+        """What the broker confirmed since the last sign of life perhaps did not arrive (H26)."""
+        since = max(self._presence.seen_us(device.name), now_us - self._limits.unsure_us)
+        resend = sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+        device.cursor.unproven.clear()
+        if resend:
+            device.cursor.resend_parked(resend)
+            self._devices.mark_dirty(device)
+            for one in resend:
+                self._append(device, one, now_us)
+
+    # --- backpressure (H30) ---
+
+    def make_room(self, now_us: int) -> None:
+        """Park what takes most of a full partition. First of devices that fail, which are parked; of a device that is only
+        slow all but the commands under way is parked, and is replayed at once, a few at a time. A slow device that has
+        not answered its only command is parked as well.
+        """
+        while (pressure := pressing(self._devices.awake.values(), self._limits)) is not None:
+            if not self._relieve(pressure, now_us):
+                return
+
+    def _relieve(self, pressure: Pressure, now_us: int) -> bool:
+        """Return whether there will be room."""
+        weigh, excess = pressure
+        online = [one for one in self._devices.awake.values() if one.mode is not Mode.PARKED and weigh(one)]
+        for device in sorted(online, key=lambda one: (one.failures > 0, weigh(one)), reverse=True):
+            before = weigh(device)
+            spilled = not device.failures and device.mode is Mode.LIVE and self._spill(device, now_us)
+            if device.failures or (not spilled and device.queue[0].state is CommandState.AWAITED):
+                self.park(device, now_us)
+            excess -= before - weigh(device)
+            if excess <= 0:
+                return True
+        return False
+
+    def _spill(self, device: Device, now_us: int) -> bool:
+        tail: list[TrackedCommand] = []
+        while device.queue and device.queue[-1].state is CommandState.QUEUED:
+            tail.append(device.queue.pop())
+        if len(tail) < 2:
+            device.queue.extend(reversed(tail))
+            return False
+        for tracked in device.queue:  # in flight, and listed all the same: the list begins with the oldest
+            self._append(device, ParkedId(tracked.position, tracked.command.expires_at_ms, True), now_us)
+            tracked.listed = True
+        for tracked in reversed(tail):
+            device.ids.discard(tracked.command.command_id)
+            self._park_command(device, tracked, now_us)
+        self._replay.wake(device, DeviceEvent.SPILL)
+        return True

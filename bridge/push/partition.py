@@ -1,0 +1,339 @@
+"""A partition: a router of events over components, each of which owns its state.
+
+| component | owns |
+|---|---|
+| ``outbox`` | the actions for the shell, and how many writes Pulsar has not answered |
+| ``commands`` | every command that is not settled, by position |
+| ``devices`` | queue, mode, cursor and parked ids of each device, and whose turn it is |
+| ``flights`` | what the MQTT broker has not confirmed, and the state of the connection |
+| ``presence`` | signs of life and of absence |
+| ``settlement`` | receipts, dead letters, and how far cursors move |
+| ``delivery`` | what is sent, and its confirmation by broker or device |
+| ``segments`` | the writes of parked ids |
+| ``replay`` | which parked commands are read, at which rate |
+| ``probes`` | when a device without a sign of life is tried |
+| ``parking`` | what is parked, and how a full partition makes room |
+| ``relocation`` | copies of what is parked for long |
+| ``retention`` | up to where Pulsar may trim |
+| ``resume`` | requests of devices that keep their own offset |
+
+The shell calls the methods of ``Partition`` for an event that concerns several components, and a component's own method
+for any other. Then it takes the actions and begins each; the result of an action is an event again. A component returns a
+verdict, such as ``Failure``, if another component has to act on it, and the router acts. ``states`` has the two transition
+tables and the commit orders. No component has a socket, a thread or a clock: the shell gives the time in µs since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from bridge.contract.commands import Command, CommandPosition
+from bridge.push.actions import Action, Outbox
+from bridge.push.command_registry import CommandRegistry
+from bridge.push.cursor import Cursor
+from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
+from bridge.push.device import Devices
+from bridge.push.flights import Flights
+from bridge.push.late_answers import LateAnswers
+from bridge.push.limits import Limits
+from bridge.push.parking import Parking
+from bridge.push.presence import Presence
+from bridge.push.probes import Probes
+from bridge.push.relocation import Relocation
+from bridge.push.replay import Replay
+from bridge.push.resume import Resume
+from bridge.push.resume_requests import ResumeRequest
+from bridge.push.retention import Retention
+from bridge.push.segment_log import SegmentLog
+from bridge.push.settlement import Settlement
+from bridge.push.states import CommandState, Mode
+
+__all__ = ["Partition"]
+
+
+class Partition:
+    """The core of one partition. Call an event, then ``take`` the actions; all on one thread."""
+
+    def __init__(
+        self,
+        partition: int,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        horizon: CommandPosition | None,
+        parked: MutableMapping[str, dict[str, bytes]] | None = None,
+        *,
+        owner: str = "owner",
+        now_us: int = 0,
+        left_us: int = 0,
+    ) -> None:
+        """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon`` the
+        last of them may have sent more, None if it left cleanly. ``parked`` is emptied, because with many devices it is
+        as large as what is made of it. ``owner`` names this owner in the keys of segments. ``left_us``: when the last
+        owner wrote last; it has evaluated the signs of life until then.
+        """
+        self.outbox = Outbox(partition)
+        self.commands = CommandRegistry(limits, horizon, self.outbox)
+        self.devices = Devices(limits.remembered_ids, dict(cursors))
+        self.flights = Flights(limits)
+        self.presence = Presence()
+        late = LateAnswers(answers=limits.answers)
+        base = (self.outbox, self.commands, self.devices)
+        self.settlement = Settlement(limits, *base, late)
+        self.delivery = Delivery(limits, horizon, *base, self.flights, self.settlement, late)
+        self.segments = SegmentLog(owner, limits.coalesce_us, *base)
+        self.replay = Replay(limits, *base, self.flights, self.segments, self.settlement, late)
+        self.probes = Probes(limits, self.devices, self.replay, self.presence)
+        self.parking = Parking(
+            limits,
+            horizon,
+            *base,
+            self.segments,
+            self.settlement,
+            late,
+            self.replay,
+            self.probes,
+            self.presence,
+        )
+        self.relocation = Relocation(
+            limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
+        )
+        self.retention = Retention(limits, self.commands, self.devices, self.relocation)
+        self.resume = Resume(limits, *base, self.segments, late, self.replay, self.parking, self.retention)
+        self._now_us = now_us
+        self._restore({} if parked is None else parked, now_us - limits.unsure_us, left_us)
+
+    def _restore(self, parked: MutableMapping[str, dict[str, bytes]], unproven_since_us: int, left_us: int) -> None:
+        for name, cursor in self.devices.cursors.items():
+            cursor.device_seen(unproven_since_us)
+            if cursor.resend and name not in parked:
+                self.parking.restore(name, {}, self._now_us, left_us)
+        for name in list(parked):
+            self.parking.restore(name, parked.pop(name), self._now_us, left_us)
+        self.probes.restored()
+
+    # --- state ---
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is under way: no push, no answer in its time, no read, no write."""
+        writes = self.outbox.writes or len(self.outbox) or self.devices.dirty or self.segments.pending
+        reads = self.replay.coming or self.relocation.copying
+        return not (len(self.flights) or self.commands.awaited or writes or reads)
+
+    @property
+    def clean(self) -> bool:
+        """Whether no device may have received a command that no stored record shows."""
+        if self.replay.unmarked or not self.settled or not self.commands.past_horizon:
+            return False
+        return not any(self.parking.is_uncertain(device) for device in self.devices.awake.values())
+
+    def next_time_us(self) -> int | None:
+        """Return when ``tick`` is due, in µs since the epoch, None when nothing waits for the clock."""
+        times = (
+            self.devices.next_retry_us,
+            self.commands.next_deadline_us,
+            self.probes.next_timer_us,
+            self.probes.continue_at_us,
+            self.segments.flush_at_us,
+            self.replay.next_time_us(probes=self.probes.waiting),
+            self.relocation.next_time_us(),
+            None if self.flights.draining else self.resume.next_time_us,
+        )
+        return min((at_us for at_us in times if at_us is not None), default=None)
+
+    def take(self, now_us: int) -> list[Action]:
+        """Return the actions of the events so far. At most one cursor write per device is under way."""
+        self._now_us = now_us
+        self.probes.continue_replays(now_us)
+        self.resume.advance(now_us, serves=not self.flights.draining)
+        self.replay.budget.refill(now_us)
+        self.probes.begin_due(now_us)
+        self.relocation.copy()
+        if self.replay.pull():
+            self.relocation.has_turn = True
+        self.delivery.pump(now_us)
+        self.settlement.store_cursors()
+        actions = self.outbox.take()
+        flush_at_us = self.segments.flush_at_us
+        if flush_at_us is not None and (now_us >= flush_at_us or self.flights.draining):
+            self.segments.flush(now_us)
+            actions += self.outbox.take()
+        return actions
+
+    # --- events: Pulsar ---
+
+    def arrived(self, position: CommandPosition, command: Command, now_us: int) -> None:
+        """A command came from Pulsar; perhaps again, after a reconnect or from a former owner."""
+        if not self.commands.arrives(position):
+            return
+        device = self.devices.get(command.device)
+        if self.parking.arrived(device, position, command, now_us):
+            return
+        tracked = self.settlement.arrived(device, position, command, now_us)
+        if tracked is None:
+            return
+        device.queue.append(tracked)
+        device.ids.add(command.command_id)
+        if self.parking.overflows(device):
+            self.parking.park(device, now_us)
+        elif self.commands.full:
+            self.parking.make_room(now_us)
+        self.devices.look_at(device)
+
+    def arrived_invalid(self, position: CommandPosition, reason: str, command: Command, size: int) -> None:
+        """A message of ``size`` bytes came that is not a valid command; ``command`` has the properties that it names."""
+        if position not in self.commands:
+            self.settlement.arrived_invalid(position, reason, command, size)
+
+    def pulled(self, name: str, epoch: int, position: CommandPosition, command: Command | None, now_us: int) -> None:
+        """A parked command was read; None when Pulsar has it no more."""
+        swept = self.replay.pulled(name, epoch, position, command, now_us)
+        if swept is not None:
+            self.parking.end_sweep(swept, now_us)
+
+    def cursor_stored(self, name: str) -> None:
+        """Pulsar has the device's cursor."""
+        device = self.devices.awake[name]
+        stored = self.settlement.cursor_stored(device)
+        self.replay.passed(device, stored)
+        self.devices.look_at(device)
+        self.resume.cursor_stored(device)
+
+    def receipt_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the receipt of the command at ``position``."""
+        device = self.settlement.receipt_stored(position)
+        if device is not None:
+            self.devices.sleep(device)
+
+    def dead_letter_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the dead letter of the message at ``position``."""
+        self.settlement.dead_letter_stored(position)
+
+    def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
+        """Pulsar has a segment, and with it the ids of ``parked``."""
+        self.outbox.stored()
+        self.segments.acknowledge(parked)
+
+    # --- events: MQTT ---
+
+    def link_up(self, *, reports_absence: bool = False) -> None:
+        """The MQTT connection is up, and Pulsar has confirmed the ownership. ``reports_absence``: this broker answers 0x10
+        when no client is subscribed.
+        """
+        self.flights.connected = True
+        self.probes.link_up(self._now_us, reports_absence=reports_absence)
+
+    def link_down(self, now_us: int = 0, *, closed: bool = False) -> None:
+        """The MQTT connection ended; ``closed``: the broker ended it, perhaps for a packet of ours."""
+        self.delivery.lose_link(now_us, closed=closed)
+
+    def confirmed(self, number: int, reason: int, now_us: int) -> None:
+        """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
+        if reason == NO_SUBSCRIBERS:
+            self.probes.prove_absence()
+        failure = self.delivery.confirmed(number, reason, now_us)
+        if failure is not None:
+            self._failed(failure, now_us)
+
+    def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
+        """A device answered the command at ``position``, perhaps late, perhaps twice; ``failed``: it could not execute the
+        command. Returns whether the answer was to a command that was sent and is not confirmed.
+        """
+        tracked = self.delivery.awaits(position)
+        if tracked is not None:
+            device = self.devices.awake[tracked.command.device]
+            self.presence.alive(device.name, now_us)
+            if not failed:
+                self.delivery.answered(tracked, payload, now_us)
+                return True
+            if tracked.state is not CommandState.QUEUED:
+                self.commands.stop_awaiting(tracked)
+                self._failed(Failure(device, tracked, "the device says that it failed"), now_us)
+                return True
+            # Its time is over, and it is about to be sent again.
+        late = self.delivery.answered_late(position, payload, now_us, failed=failed)
+        if late is not None:
+            self.alive(late.name, now_us)
+        return late is not None
+
+    def request_answered(self, request: ResumeRequest) -> None:
+        """The broker has the answer to a resume request, or cannot accept it: the commands follow."""
+        device, now_us = self.resume.answered(request), self._now_us
+        if device is None:
+            return
+        self.presence.alive(device.name, request.at_us)
+        if self.probes.is_away(device, now_us):
+            self.probes.plan(device, now_us)
+            self.probes.watch_expiry(device.name, device.parked)
+            self.devices.sleep(device)
+        else:
+            device.replay.probe_wait_us = 0
+            self.replay.wake(device)
+            self.devices.look_at(device)
+        self.resume.serve_next(device.name, now_us)
+
+    def _failed(self, failure: Failure, now_us: int) -> None:
+        """Park the device of a failed push, or give the command up, or retry it."""
+        device, tracked, _, absent = failure
+        device.failures += 1
+        if self.parking.parks_for(device, tracked, absent=absent):
+            self.parking.park(device, now_us)
+        elif not self.delivery.gives_up(failure):
+            self.delivery.retry(failure, now_us)
+        if device.mode is Mode.REPLAYING and tracked.state is CommandState.QUEUED:
+            self.replay.pull_less(device, tracked)
+        if self.commands.full:  # nothing else arrives that would make room
+            self.parking.make_room(now_us)
+
+    # --- events: presence ---
+
+    def alive(self, name: str, at_us: int) -> None:
+        """The device gave a sign of life."""
+        if not self.presence.alive(name, at_us):
+            return
+        dormant = self.devices.dormant.get(name)
+        if dormant is not None and at_us < dormant.parked.since_us:
+            return
+        device = self.devices.known(name)
+        if device is None:
+            cursor = self.devices.cursors.get(name)
+            if cursor is not None:
+                cursor.device_seen(at_us)
+            return
+        device.cursor.device_seen(at_us)
+        if device.mode is Mode.PARKED and at_us < device.parked.since_us:
+            return
+        device.replay.probe_wait_us = 0
+        if device.mode is Mode.PARKED:
+            self.replay.wake(device)
+        elif device.mode is Mode.REPLAYING:
+            self.replay.goes_online(device)
+        if device.failures:
+            device.retry_at_us = 0
+            self.devices.look_at(device)
+
+    def gone(self, name: str, at_us: int, now_us: int) -> None:
+        """The device gave a sign of absence, such as its will."""
+        if not self.presence.gone(name, at_us) or not self.parking.parks_absent:
+            return
+        device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
+        if device is None and cursor is not None and cursor.unproven:
+            device = self.devices.get(name)  # the broker confirmed a command to a former owner
+        if device is None or device.mode is Mode.PARKED:
+            return
+        # A device that is replayed may wait for its turn, with none of its commands in memory.
+        if device.mode is Mode.REPLAYING or device.queue or device.cursor.unproven:
+            self.parking.park(device, now_us)
+
+    # --- events: the clock ---
+
+    def tick(self, now_us: int) -> None:
+        """The time of ``next_time_us`` came."""
+        self.devices.retry_due(now_us)
+        while (failure := self.delivery.overdue(now_us)) is not None:
+            self._failed(failure, now_us)
+        self.probes.tick(now_us)
+
+    def drain(self) -> None:
+        """Send nothing new; what is under way continues up to its acknowledgement."""
+        self.flights.draining = True

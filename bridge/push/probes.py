@@ -1,0 +1,229 @@
+"""Probes: how push finds out that a parked device is online when no sign of life comes.
+
+A probe is one command of the device, sent alone. It is sent if its result can show something: the device answers
+(``confirm: device``), or the broker reports that no client is subscribed. Timers also find parked commands that expire.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+from zlib import crc32
+
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.push.device import Device, Devices, Dormant
+from bridge.push.limits import Limits
+from bridge.push.presence import Presence
+from bridge.push.replay import Replay
+from bridge.push.segments import Parked
+from bridge.push.states import DeviceEvent, Mode
+
+__all__ = ["DUE", "Probes"]
+
+DUE: Final = 0
+"""In place of the time of a probe: the device waits for its turn."""
+_WAITING: Final = 16
+"""Devices that wait in the replay scheduler to be probed; of the others that are due only the ids stay in memory."""
+_TIMERS: Final = 100
+_RETAINED_US: Final = 2_000_000
+"""After this time on a new connection the wills that the broker retained have arrived."""
+
+
+class Probes:
+    """When each parked device is probed, and when its oldest parked command expires."""
+
+    def __init__(self, limits: Limits, devices: Devices, replay: Replay, presence: Presence) -> None:
+        self._limits = limits
+        self._devices = devices
+        self._replay = replay
+        self._presence = presence
+        self._timers: list[tuple[int, str]] = []
+        self._timers_most = _TIMERS
+        self._round: list[str] = []  # devices that are due; the last one is the next
+        self._next_round: list[str] = []
+        self.reports_absence = False
+        """Whether the broker of this connection reports that no client is subscribed (PUBACK 0x10)."""
+        self.absence_proven = False
+        """Whether the broker has reported that for a command."""
+        self._former: list[str] = []  # devices to which the former owner was sending parked commands
+        self.continue_at_us: int | None = None
+        """When their replay continues, None for not."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a device waits for its turn."""
+        return bool(self._round or self._next_round)
+
+    @property
+    def next_timer_us(self) -> int | None:
+        """When the next timer is due, None without one."""
+        return self._timers[0][0] if self._timers else None
+
+    def prove_absence(self) -> None:
+        """The broker reported for a command that no client is subscribed, whatever it reported when asked."""
+        self.reports_absence = self.absence_proven = True
+
+    def is_away(self, device: Device, now_us: int) -> bool:
+        """Return whether a device counts as absent."""
+        if self._limits.park_absent and self._presence.absent(device.name):
+            return True
+        seen, silence = self._presence.seen_us(device.name), self._limits.silence_us
+        return bool(seen and silence and now_us - seen >= silence)
+
+    def link_up(self, now_us: int, *, reports_absence: bool) -> None:
+        """The connection is up; soon the replays continue that a former owner had begun."""
+        self.reports_absence = reports_absence
+        if self._former:
+            self.continue_at_us = now_us + _RETAINED_US
+
+    def restored(self) -> None:
+        """Everything is loaded: find the replays that a former owner had begun. Nothing else may wake these devices."""
+        for name in self._devices.dormant:
+            cursor = self._devices.cursors.get(name)
+            if cursor is not None and (cursor.online or (cursor.resend_from and not cursor.resend)):
+                self._former.append(name)
+
+    def continue_replays(self, now_us: int) -> None:
+        """Continue these replays when it is time, except of absent devices."""
+        if self.continue_at_us is None or self.continue_at_us > now_us:
+            return
+        names, self._former, self.continue_at_us = self._former, [], None
+        for name in names:
+            device = self._devices.known(name)
+            if device is not None and device.mode is Mode.PARKED and not self.is_away(device, now_us):
+                self._replay.wake(device, probing=True)
+
+    # --- timers ---
+
+    def restore(self, name: str, parked: Parked, now_us: int) -> None:
+        """Plan the first probe of a device whose commands a former owner parked: all of them within half a minute."""
+        wait = self._limits.probe_min_us
+        at_us = now_us + _spread_us(name, wait)
+        self._devices.dormant[name] = Dormant(parked, wait, at_us)
+        self._set_timer(at_us, name)
+        self.watch_expiry(name, parked)
+
+    def plan(self, device: Device, now_us: int) -> None:
+        """Plan the next probe; the wait doubles each time."""
+        replay, limits = device.replay, self._limits
+        replay.probe_wait_us = replay.probe_wait_us or limits.probe_min_us
+        replay.probe_at_us = now_us + replay.probe_wait_us
+        self._set_timer(replay.probe_at_us, device.name)
+        replay.probe_wait_us = min(2 * replay.probe_wait_us, limits.probe_max_us)
+
+    def plan_again(self, device: Device, at_us: int) -> None:
+        """Keep the probe as it was planned: at a time, or at its turn."""
+        if at_us == DUE:
+            self._line_up(device.name)
+        else:
+            self._set_timer(at_us, device.name)
+
+    def watch_expiry(self, name: str, parked: Parked) -> None:
+        """Set a timer for the expiry of the oldest parked command."""
+        if len(parked) and parked[0].expires_at_ms:
+            self._set_timer(parked[0].expires_at_ms * 1000, name)
+
+    def _set_timer(self, at_us: int, name: str) -> None:
+        """Have ``tick`` look at a parked device. Replaced timers stay until they are due, within a bound."""
+        heapq.heappush(self._timers, (at_us, name))
+        if len(self._timers) >= self._timers_most:
+            self._timers = sorted({one for one in self._timers if self._is_timed(*one)})
+            self._timers_most = 2 * len(self._timers) + _TIMERS
+
+    def _parked(self, name: str) -> tuple[Parked, int] | None:
+        """Return what is parked for a parked device and when it is probed, None for any other device."""
+        dormant, device = self._devices.dormant.get(name), self._devices.awake.get(name)
+        if dormant is not None:
+            return dormant.parked, dormant.probe_at_us
+        if device is None or device.mode is not Mode.PARKED:
+            return None
+        return device.parked, device.replay.probe_at_us
+
+    def _is_timed(self, at_us: int, name: str) -> bool:
+        found = self._parked(name)
+        if found is None:
+            return False  # when it is parked again, it gets a new timer
+        parked, probe_at_us = found
+        return at_us == probe_at_us or (len(parked) > 0 and at_us == parked[0].expires_at_ms * 1000)
+
+    def tick(self, now_us: int) -> None:
+        """Handle the timers that are due."""
+        while self._timers and self._timers[0][0] <= now_us:
+            at_us, name = heapq.heappop(self._timers)
+            found = self._parked(name)
+            if found is not None:
+                self._timer(name, found[0], found[1] == at_us, now_us)
+
+    def _timer(self, name: str, parked: Parked, probe: bool, now_us: int) -> None:
+        expired = len(parked) > 0 and 0 < parked[0].expires_at_ms * 1000 <= now_us
+        if not expired and not probe:
+            return
+        if probe and self._can_probe(name):
+            self._line_up(name)
+        elif expired:
+            self._replay.wake(self._devices.get(name), sweeping=True)
+        else:
+            self._look_later(name, now_us)
+
+    # --- turns ---
+
+    def _can_probe(self, name: str) -> bool:
+        """Return whether a probe would show anything: of a broker that queues or drops for absent devices it does not."""
+        return self._limits.answers or (self.reports_absence and not self._presence.absent(name))
+
+    def _line_up(self, name: str) -> None:
+        """Have a parked device wait for its turn; of a dormant one only the ids stay in memory."""
+        dormant = self._devices.dormant.get(name)
+        if dormant is not None:
+            self._devices.dormant[name] = dormant._replace(probe_at_us=DUE)
+        else:
+            self._devices.awake[name].replay.probe_at_us = DUE
+        self._next_round.append(name)
+
+    def _look_later(self, name: str, now_us: int) -> None:
+        """See later whether a parked device can be probed."""
+        dormant = self._devices.dormant.get(name)
+        if dormant is None:
+            self.plan(self._devices.awake[name], now_us)
+            return
+        wait = dormant.probe_wait_us or self._limits.probe_min_us
+        longer = min(2 * wait, self._limits.probe_max_us)
+        self._devices.dormant[name] = Dormant(dormant.parked, longer, now_us + wait)
+        self._set_timer(now_us + wait, name)
+
+    def begin_due(self, now_us: int) -> None:
+        """Wake some of the devices that are due: in rounds, in the order of the log, so that their reads lie close
+        together.
+        """
+        while self._replay.scheduler.tried < _WAITING and self.waiting:
+            if not self._round:
+                self._round, self._next_round = self._next_round, []
+                self._round.sort(key=lambda name: self._due(name) or BEFORE_ALL, reverse=True)
+                continue
+            name = self._round.pop()
+            if self._due(name) is None:
+                continue  # it gave a sign of life since
+            if self._can_probe(name):
+                self._replay.wake(self._devices.get(name), probing=True)
+            else:
+                self._look_later(name, now_us)
+
+    def _due(self, name: str) -> CommandPosition | None:
+        """Return the first parked position of a device that is due, None when it is not."""
+        found = self._parked(name)
+        if found is None or found[1] != DUE:
+            return None
+        return found[0].position(0) if len(found[0]) else BEFORE_ALL
+
+    def defer(self, device: Device, now_us: int) -> None:
+        """Have a device of which nothing is read yet give up its turn."""
+        device.on(DeviceEvent.DEFER)
+        device.replay.probing = device.replay.waiting = False
+        self._replay.scheduler.discard(device)
+        self.plan(device, now_us)
+        self._devices.sleep(device)
+
+
+def _spread_us(name: str, wait_us: int) -> int:
+    """Return a time of about ``wait_us``, different for each device, so that the probes are spread."""
+    return wait_us // 2 + crc32(name.encode()) % max(1, wait_us)

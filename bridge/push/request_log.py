@@ -1,0 +1,234 @@
+"""The resume requests of one partition's devices in Pulsar, and the search in the commands for what they get.
+
+A request is posted as ``Asked`` and acknowledged when it is answered; a search begins when the core orders one, and ends
+with ``Found``. Searches that are ordered at about the same time share one pass over the log, which takes at most half of its
+thread's time, so that live commands do not notice it. Both run on threads of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
+from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
+from bridge.contract.names import MAX_NAME_BYTES, name_problem
+from bridge.errors import ContractError, TransientError
+from bridge.pulsar.client import (
+    EARLIEST,
+    Message,
+    MessageId,
+    PulsarClient,
+    ReceiveTimeout,
+    key_of,
+    message_id,
+    our_errors,
+    properties_of,
+    received,
+)
+from bridge.pulsar.topic_end import has_entry
+from bridge.push.actions import FindCommands
+from bridge.push.resume import FOUND_WIDTH
+from bridge.push.resume_requests import MAX_REQUEST_BYTES
+from bridge.push.stored_message import position_of
+from bridge.push.threads import reporting_failure
+
+__all__ = ["Asked", "Found", "RequestLog"]
+
+_RECEIVE_MS: Final = 500
+_MOST: Final = 1000
+"""Requests that were received and not acknowledged."""
+_QUEUE: Final = 10
+"""Messages that Pulsar's client reads ahead: any client may send large ones."""
+_PIECE: Final = 200
+"""Messages that are read between two pauses."""
+_GATHER_S: Final = 0.02
+_PATIENCE_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A device asks for its commands, at ``at_ms`` since the epoch."""
+
+    message_id: MessageId
+    device: str | None
+    """None for a key that is not a device's name."""
+    payload: bytes
+    """Its head, if it is longer than a request may be."""
+    at_ms: int
+
+    @classmethod
+    def of(cls, message: Message) -> Asked:
+        """Return what push needs of a message, which may be large."""
+        key = key_of(message)
+        return cls(
+            message.message_id(),
+            None if key is None or name_problem(key, MAX_NAME_BYTES) else key,
+            message.data()[: MAX_REQUEST_BYTES + 1],
+            message.event_timestamp() or message.publish_timestamp(),
+        )
+
+
+@dataclass(slots=True)
+class Found:
+    """What stands in Pulsar for one order; see ``Partition.found``."""
+
+    order: FindCommands
+    ids: array[int] = field(default_factory=lambda: array("q"))
+    trimmed: bool = False
+    first: CommandPosition | None = None
+
+
+class RequestLog:
+    """The requests of one partition. ``post`` and ``failed`` are called on its threads, all else by its owner's."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        commands: str,
+        partition: int,
+        *,
+        most_found: int,
+        post: Callable[[object], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Subscribe, as the one consumer. Raises FencedError while a former owner's connection has the subscription."""
+        self._client = client
+        self._topic = topic
+        self._commands = commands
+        self._partition = partition
+        self._most_found = most_found
+        self._post = post
+        self._failed = failed
+        self._closing = threading.Event()
+        self._room = threading.Semaphore(_MOST)
+        self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
+        self._receiver = threading.Thread(
+            target=reporting_failure(self._receive, failed), name=f"push-asked-{partition}", daemon=True
+        )
+        self._lock = threading.Lock()
+        self._orders: deque[FindCommands] = deque()
+        self._finder: threading.Thread | None = None  # while there is something to find
+
+    def start(self) -> None:
+        """Begin to hand on requests."""
+        self._receiver.start()
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        """A request is answered, or a later one has taken its place. When that does not arrive it comes again."""
+        with our_errors(f"acknowledging on {self._topic}"):
+            self._consumer.acknowledge(message_id)
+        self._room.release()
+
+    def find(self, order: FindCommands) -> None:
+        """Begin a search; ``Found`` is posted."""
+        with self._lock:
+            self._orders.append(order)
+            if self._finder is None:
+                self._finder = threading.Thread(
+                    target=reporting_failure(self._find_all, self._failed),
+                    name=f"push-find-{self._partition}",
+                    daemon=True,
+                )
+                self._finder.start()
+
+    def close(self) -> None:
+        """End the threads; before the client is closed."""
+        self._closing.set()
+        self._room.release()
+        finder = self._finder
+        for thread in (self._receiver, finder):
+            if thread is not None and thread.ident is not None:
+                thread.join()
+
+    def _receive(self) -> None:
+        while not self._closing.is_set():
+            self._room.acquire()
+            message: Message | None = None
+            while message is None and not self._closing.is_set():
+                message = received(self._consumer.receive, _RECEIVE_MS, f"reading {self._topic}")
+            if message is not None:
+                self._post(Asked.of(message))
+
+    def _find_all(self) -> None:
+        while not self._closing.wait(_GATHER_S):
+            with self._lock:
+                orders = list(self._orders)
+                self._orders.clear()
+                if not orders:
+                    self._finder = None
+                    return
+            for found in self._search(orders):
+                self._post(found)
+
+    def _search(self, orders: list[FindCommands]) -> list[Found]:
+        wanted = {order.device: Found(order) for order in orders}
+        after = min(order.after for order in orders)
+        until = max(order.until for order in orders)
+        start = EARLIEST if after == BEFORE_ALL else message_id(self._partition, *after)
+        reader: Any = self._client.reader(self._commands, start)
+        first: CommandPosition | None = None
+        count, since = 0, time.monotonic()
+        try:
+            while (message := self._next(reader, until)) is not None:
+                position = position_of(message.message_id())
+                first = first or position
+                if position > until:
+                    break
+                found = wanted.get((properties_of(message) or {}).get(C_DEVICE, ""))
+                if found is not None and found.order.after < position <= found.order.until:
+                    self._take(found, position, message)
+                if position == until:
+                    break
+                count += 1
+                if count % _PIECE == 0:
+                    self._closing.wait(time.monotonic() - since)
+                    since = time.monotonic()
+        finally:
+            with our_errors(f"closing the reader of {self._commands}"):
+                reader.close()
+        for found in wanted.values():
+            # Pulsar trims whole ledgers, so within the ledger of the first one nothing is gone.
+            after = found.order.after
+            found.trimmed = after != BEFORE_ALL and (first is None or after.ledger < first.ledger)
+            found.first = first if found.trimmed else None
+        return list(wanted.values())
+
+    def _take(self, found: Found, position: CommandPosition, message: Message) -> None:
+        try:
+            command = decode_command(message.properties(), message.data())
+        except ContractError:
+            return  # it went to the dead letters when it came
+        found.ids.extend((*position, command.expires_at_ms))
+        if len(found.ids) >= 2 * (self._most_found + 1) * FOUND_WIDTH:
+            del found.ids[: -(self._most_found + 1) * FOUND_WIDTH]  # the newest count, and that there were more
+
+    def _next(self, reader: Any, until: CommandPosition) -> Message | None:
+        """Return the next message, None at the end of the log or of the session. Where ``until``, which stands ahead, is
+        there, it is not the end, whatever the broker says (``ends``).
+        """
+        end = time.monotonic() + _PATIENCE_S
+        while not self._closing.is_set():
+            with our_errors(f"reading {self._commands}"):
+                try:
+                    message: Message = reader.read_next(_RECEIVE_MS)
+                except ReceiveTimeout:
+                    if not reader.has_message_available() and not self._has(until):
+                        return None
+                else:
+                    return message
+            if time.monotonic() > end:
+                raise TransientError(f"reading {self._commands}: nothing comes")
+        return None
+
+    def _has(self, position: CommandPosition) -> bool:
+        try:
+            return has_entry(self._client.settings, self._commands, position)
+        except TransientError:
+            return True  # unknown: it is asked again

@@ -1,0 +1,243 @@
+"""Settlement of commands: receipts, dead letters, and the cursor that passes them, in the commit orders of ``states``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bridge.contract.commands import Command, CommandPosition
+from bridge.push.actions import Ack, Outbox
+from bridge.push.command import TrackedCommand
+from bridge.push.command_registry import CommandRegistry
+from bridge.push.cursor import Unproven
+from bridge.push.device import Device, Devices
+from bridge.push.late_answers import LateAnswers
+from bridge.push.limits import Limits
+from bridge.push.segments import ParkedId
+from bridge.push.states import PASSABLE, CommandEvent, CommandState, Mode
+
+__all__ = ["DUPLICATE", "Settlement"]
+
+DUPLICATE: Final = "this command id came before"
+_GIVEN_UP: Final = "recovered: given up before the push worker was replaced; its first receipt has the reason"
+_OVERFLOW: Final = "an earlier command of the device overflowed"
+_RESENT: Final = "sent again: the device asked for it, or may not have had it"
+
+
+class Settlement:
+    """Settles commands, and lets the cursor of a device pass the settled head of its queue."""
+
+    def __init__(
+        self, limits: Limits, outbox: Outbox, commands: CommandRegistry, devices: Devices, late: LateAnswers
+    ) -> None:
+        self._limits = limits
+        self._outbox = outbox
+        self._commands = commands
+        self._devices = devices
+        self._late = late
+
+    # --- arrivals that are not sent ---
+
+    def arrived_invalid(self, position: CommandPosition, reason: str, command: Command, size: int) -> None:
+        """A message of ``size`` bytes came that is not a valid command: dead letter, and a receipt if its id is known."""
+        tracked = self._commands.add(TrackedCommand(position, command), size)
+        tracked.on(CommandEvent.GIVE_UP)
+        self._outbox.store_dead_letter(position, command.device, reason)
+
+    def arrived(
+        self, device: Device, position: CommandPosition, command: Command, now_us: int
+    ) -> TrackedCommand | None:
+        """A command of a device came that is not parked. Returns it if it is to be sent, None if it is settled."""
+        if position <= device.cursor.position:
+            self._arrived_passed(device, position, command, now_us)
+            return None
+        if position in device.given_up:
+            self._outbox.add(Ack(position))
+            return None
+        tracked = self._commands.add(TrackedCommand(position, command))
+        if device.cursor.knows(command.command_id) or command.command_id in device.ids:
+            self._outbox.store_receipt(tracked, "duplicate", DUPLICATE)
+            return None
+        if device.queue and position < device.queue[-1].position:
+            self.arrived_late(tracked, now_us)
+            return None
+        return tracked
+
+    def arrived_late(self, tracked: TrackedCommand, now_us: int) -> None:
+        """A command came after later ones of its device: it was settled, and only its acknowledgement was lost."""
+        if tracked.command.expired(now_us):
+            self._outbox.store_receipt(tracked, "expired", "")
+        else:
+            self._outbox.store_receipt(tracked, "overflowed", _OVERFLOW)
+
+    def _arrived_passed(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
+        if position > device.loaded:
+            self._outbox.add(Ack(position))  # settled by this owner; only the acknowledgement did not reach Pulsar
+            return
+        tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
+        if device.cursor.delivered(command.command_id):
+            state = "answered" if self._limits.answers else "delivered"
+            reason = "recovered: confirmed before the push worker was replaced"
+        elif device.cursor.knows(command.command_id):
+            state, reason = "duplicate", _GIVEN_UP  # its own receipt was stored before the cursor
+        elif command.expired(now_us):
+            state, reason = "expired", ""
+        else:
+            state, reason = "duplicate", "at or below the device's cursor"
+        self._outbox.store_receipt(tracked, state, reason)
+
+    # --- ends ---
+
+    def confirmed(self, device: Device, tracked: TrackedCommand) -> None:
+        """The command is delivered, or answered."""
+        tracked.on(CommandEvent.CONFIRM)
+        device.failures = 0
+        device.retry_at_us = 0
+        device.replay.probing = False
+        device.replay.probe_wait_us = 0
+        if tracked.pulled:
+            device.cursor.online = True  # it is written with what this settles
+            if tracked.answer is not None and not tracked.resend and device.queue[0] is not tracked:
+                # The cursor does not pass it yet: if it is parked again, it must not be sent twice.
+                self._late.give(tracked.position, tracked.answer)
+            why = _RESENT if tracked.resend else ""
+            self._note(tracked, CommandEvent.CONFIRM, self._success(tracked), why)
+        elif not self._limits.answers:
+            device.cursor.device_seen(tracked.confirmed_at_us - self._limits.unsure_us)
+            one = ParkedId(tracked.position, tracked.command.expires_at_ms, True, True)
+            device.cursor.add_unproven(Unproven(one, tracked.confirmed_at_us))
+        self.pass_head(device)
+        self._devices.look_at(device)
+
+    def settle(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
+        """The command is not sent any more: its receipt, and the device's next one."""
+        if tracked.pulled:
+            self.settle_pulled(device, tracked, state, reason)
+            return
+        tracked.on(CommandEvent.SETTLE)
+        tracked.settled = True
+        self._outbox.store_receipt(tracked, state, reason)
+        self.pass_head(device)
+
+    def settle_pulled(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
+        """A pulled command is not sent. One that was settled before has its receipt."""
+        if not tracked.resend:
+            self._note(tracked, CommandEvent.SETTLE, state, reason)
+            return
+        tracked.on(CommandEvent.SETTLE)
+        self.pass_head(device)
+        self._devices.look_at(device)
+
+    def give_up(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
+        """Write the command to the dead letters; its receipt and the cursor follow."""
+        tracked.on(CommandEvent.GIVE_UP)
+        tracked.given_up = state, reason
+        device.given_up.add(tracked.position)
+        self._outbox.store_dead_letter(tracked.position, device.name, reason)
+
+    def pass_head(self, device: Device) -> None:
+        """Move the cursor over the settled head of the queue, but not over a command whose receipt is not stored."""
+        while device.queue and device.queue[0].state in PASSABLE:
+            if device.gives_up_before(device.queue[0].position):
+                return
+            tracked = device.queue.popleft()
+            device.ids.discard(tracked.command.command_id)
+            if tracked.state is CommandState.SETTLED:
+                device.cursor.pass_over(tracked.position)
+                if tracked.pulled or tracked.listed:  # no other record shows that it is settled
+                    device.cursor_write.unstored.append(tracked)
+                    self._devices.mark_dirty(device)
+                continue
+            # Dead letters included: if the id is written again, a later owner must not send it after the next.
+            device.cursor.settle(
+                tracked.position,
+                tracked.command.command_id,
+                delivered=tracked.state is CommandState.CONFIRMED,
+                at_us=tracked.answered_at_us or tracked.confirmed_at_us,
+            )
+            device.given_up.discard(tracked.position)
+            tracked.on(CommandEvent.SETTLE)
+            device.cursor_write.unstored.append(tracked)
+            self._devices.mark_dirty(device)
+
+    @staticmethod
+    def _success(tracked: TrackedCommand) -> str:
+        return "answered" if tracked.answered_at_us else "delivered"
+
+    # --- writes ---
+
+    def store_cursors(self) -> None:
+        """Write each cursor that moved, unless one of its device is under way."""
+        dirty = self._devices.dirty
+        for name in list(dirty):
+            device = dirty[name]
+            write = device.cursor_write
+            if not write.under_way:
+                del dirty[name]
+                write.under_way = True
+                write.storing, write.unstored = write.unstored, []
+                self._outbox.store_cursor(name, device.cursor.records(name))
+
+    def cursor_stored(self, device: Device) -> list[TrackedCommand]:
+        """Pulsar has the device's cursor. Returns the commands that it passed."""
+        self._outbox.stored()
+        write = device.cursor_write
+        write.under_way = False
+        stored, write.storing = write.storing, []
+        for tracked in stored:
+            if tracked.pulled or tracked.settled:
+                continue  # it has its receipt, and its acknowledgement
+            if tracked.given_up is None:
+                self._outbox.store_receipt(tracked, self._success(tracked), "")
+            elif tracked.maybe_had:
+                self._commands.acknowledge(tracked.position)
+        return stored
+
+    def receipt_stored(self, position: CommandPosition) -> Device | None:
+        """Pulsar has the receipt of the command at ``position``. Returns the device of a command that was given up."""
+        self._outbox.stored()
+        tracked = self._commands.written_at(position)
+        if tracked is None:
+            return None
+        device = self._devices.awake.get(tracked.command.device)
+        queued = tracked.after_receipt is not None and device is not None and device.queues(tracked)
+        self._noted(tracked)
+        if not tracked.pulled and not (queued and tracked.maybe_had):  # else its id must be in a cursor first
+            self._commands.acknowledge(position)
+        return None if tracked.given_up is None else device
+
+    def dead_letter_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the dead letter of the message at ``position``."""
+        self._outbox.stored()
+        tracked = self._commands.written_at(position)
+        if tracked is None:
+            return
+        if tracked.given_up is not None:
+            self._note(tracked, CommandEvent.BURY, *tracked.given_up)
+        elif tracked.command.command_id:
+            reason = "not a command of this contract; see the dead letters"
+            self._outbox.store_receipt(tracked, "rejected", reason)
+        else:
+            self._commands.acknowledge(position)
+
+    def _note(self, tracked: TrackedCommand, after: CommandEvent, state: str, reason: str) -> None:
+        """Write the receipt of a command before the cursor passes it; ``after`` follows.
+
+        Its message is acknowledged already and does not arrive again, so no later owner could write the receipt. After a
+        crash in between the command is sent again, with a second receipt. A dead letter takes the same way: the cursor
+        does not show a later owner the end of the command.
+        """
+        tracked.on(CommandEvent.NOTE)
+        tracked.after_receipt = after
+        self._outbox.store_receipt(tracked, state, reason)
+
+    def _noted(self, tracked: TrackedCommand) -> None:
+        after = tracked.after_receipt
+        if after is None:
+            return
+        device = self._devices.awake[tracked.command.device]
+        if device.mode is not Mode.LIVE or not device.queues(tracked):
+            device.given_up.discard(tracked.position)  # else when the cursor has passed it
+        if tracked.state is CommandState.NOTED:  # else the receipt is of an earlier pull
+            tracked.on(after)
+        self.pass_head(device)
+        self._devices.look_at(device)

@@ -1,0 +1,203 @@
+"""Supervises one partition: one session after another, for as long as the process runs, in a thread of its own.
+
+After a session ends it decides what follows. If another process owns the partition, it waits; if Pulsar is unreachable, it
+tries again; so it does after an unexpected error, which it logs as a defect: one message must not end the other partitions.
+Only an error that a person has to fix (TerminalError) ends the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from bridge.collector import let_go
+from bridge.errors import (
+    ContractError,
+    FencedError,
+    PulsebridgeError,
+    RefusedError,
+    TerminalError,
+    TerminatedError,
+    TransientError,
+)
+from bridge.health import Part
+from bridge.push.connection import Connection
+from bridge.push.cursor_rewriter import CursorsAged, CursorsForgotten
+from bridge.push.groups.payloads import Payloads
+from bridge.push.metrics import PartitionMetrics
+from bridge.push.standby import Standby
+from bridge.settings import Settings
+
+__all__ = ["PartitionSupervisor", "Session"]
+
+
+class Session:
+    """One session of a partition, on the partition's thread but for ``post``, ``wake`` and ``owns``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partition: int,
+        metrics: PartitionMetrics,
+        part: Part,
+        stopping: threading.Event,
+        payloads: Payloads,
+        trace: str = "",
+    ) -> None:
+        metrics.pending_limit.set(settings.push.pending)
+        metrics.pending_limit_bytes.set(settings.push.pending_mb * 1024 * 1024)
+        metrics.in_flight_limit.set(settings.push.window)
+        self._metrics = metrics
+        self._stopping = stopping
+        self._connection = Connection(settings, partition, metrics, part, stopping)
+        self._standby = Standby(settings, self._connection, metrics, part, stopping, payloads, trace)
+        self.owns = False
+        """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
+
+    def post(self, event: object) -> None:
+        """Hand an event to the partition's thread. From any thread."""
+        self._connection.post(event)
+
+    def wake(self) -> None:
+        """End the present wait. From any thread."""
+        self._connection.wake()
+
+    def run(self) -> None:
+        """Wait for the ownership, take over, and push until the process stops, or the clock is set back.
+
+        Raises FencedError or TransientError.
+        """
+        try:
+            owner = self._standby.take_over()
+            if owner is not None:
+                self.owns = True
+                owner.run(self._stopping)
+        finally:
+            self._metrics.owner(False)
+            self._connection.close()
+
+
+log = structlog.get_logger("push")
+
+_RETRY_S: Final = (0.2, 5.0)
+
+
+def _ends(error: Exception, worked: bool) -> bool:
+    """Whether an error of a session ends the process; ``worked``: a session of this process has worked before."""
+    if isinstance(error, TerminatedError) or (isinstance(error, RefusedError) and not worked):
+        return True
+    return isinstance(error, TerminalError) and not isinstance(error, (RefusedError, ContractError))
+
+
+class PartitionSupervisor:
+    """Owns one partition whenever Pulsar grants it, until it is stopped."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        partition: int,
+        metrics: PartitionMetrics,
+        part: Part,
+        failed: Callable[[BaseException], None],
+        payloads: Payloads,
+        trace: str = "",
+    ) -> None:
+        self._settings = settings
+        self._payloads = payloads
+        self.partition = partition
+        self._metrics = metrics
+        self._part = part
+        self._failed = failed
+        self._trace = trace
+        self._stopping = threading.Event()
+        self._session: Session | None = None
+        self._thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
+
+    def start(self) -> None:
+        """Start the partition's thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask for a clean end: push nothing new, wait for what is under way, close."""
+        self._stopping.set()
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    def cursors_forgotten(self) -> None:
+        """Have the cursors written again that Pulsar has lost. From any thread."""
+        session = self._session
+        if session is not None:
+            session.post(CursorsForgotten())
+
+    def cursors_aged(self) -> bool:
+        """Have the records of the cursors partition written again, slowly. From any thread; returns whether this process
+        owns the partition.
+        """
+        session = self._session
+        if session is None or not session.owns:
+            return False
+        session.post(CursorsAged())
+        return True
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._run_sessions()
+        except BaseException as e:
+            self._part.failed(str(e))
+            self._failed(e)
+            if not isinstance(e, PulsebridgeError):
+                raise
+
+    def _run_sessions(self) -> None:
+        wait = _RETRY_S[0]
+        worked = False
+        while not self._stopping.is_set():
+            had_state = self._session is not None and self._session.owns
+            session = self._session = Session(
+                self._settings,
+                self.partition,
+                self._metrics,
+                self._part,
+                self._stopping,
+                self._payloads,
+                self._trace,
+            )
+            if had_state:
+                let_go()
+            try:
+                session.run()
+            except FencedError as e:
+                self._metrics.all.lost.inc()
+                self._part.stands_by("another process owns it")
+                log.info("partition went to another process", partition=self.partition, why=str(e))
+            except Exception as e:
+                worked = worked or session.owns
+                if _ends(e, worked):
+                    raise
+                # It may succeed later: a token is rotated, a right granted, a topic re-created.
+                self._metrics.all.lost.inc()
+                self._part.waits(str(e))
+                if isinstance(e, (TransientError, RefusedError)):
+                    log.warning(
+                        "push lost a partition and tries again. Action: see that Pulsar is up and accepts push",
+                        partition=self.partition,
+                        why=str(e),
+                    )
+                else:
+                    log.exception(
+                        "an unexpected error ended the session of a partition, and push tries again. Action: report it",
+                        partition=self.partition,
+                    )
+                self._stopping.wait(wait)
+                wait = min(2 * wait, _RETRY_S[1])
+                continue
+            wait = _RETRY_S[0]
+            worked = worked or session.owns

@@ -1,0 +1,110 @@
+"""The core by composition decides what the former core decided, for random events in any order.
+
+``PULSEBRIDGE_PUSH_EVENTS`` sets how many events the long walk sends, ``PULSEBRIDGE_SEED`` its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.push.limits import Limits
+from tests.support.push_pair import DifferenceError, PairedWorld
+from tests.support.push_world import SECOND
+
+WALK_EVENTS: Final = int(os.environ.get("PULSEBRIDGE_PUSH_EVENTS", "3000"))
+STEPS: Final = 300
+"""Events of one world."""
+
+BROKER: Final = Limits(
+    remembered_ids=16,
+    retry_min_us=SECOND // 10,
+    retry_max_us=2 * SECOND,
+    park_after=2,
+    replay_rate=100,
+    probe_min_us=2 * SECOND,
+    probe_max_us=10 * SECOND,
+    resume_every_us=SECOND // 2,
+)
+DEVICE: Final = replace(BROKER, answers=True, answer_timeout_us=SECOND)
+CHANGES: Final[list[dict[str, int]]] = [
+    {},
+    {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2},
+    {"attempts": 2},
+    {"attempts": 1, "parked_max": 2},
+    {"move_after_us": 2 * SECOND},
+    {"pending_bytes": 6},
+    {"resume_max": 3, "move_after_us": SECOND},
+    {"silence_us": 3 * SECOND, "replay_rate": 10},
+    {"park_absent": 0, "puback_timeout_us": SECOND},
+    {"window": 1, "pending": 10},
+]
+EVENTS: Final = (
+    "write_command", "write_command", "receive", "receive", "arrive", "arrive", "puback", "puback", "answer", "publish",
+    "hear", "copy", "trim", "store", "store", "store", "pull", "pull", "find", "ask", "leave", "come_back", "work",
+    "connect", "pass_time", "pass_time", "write_bad", "read_again", "lose_link", "close_link", "kill_broker", "forget",
+    "write_again", "lose_cursors", "crash",
+)  # fmt: skip
+RARE: Final = frozenset(
+    [
+        "write_bad",
+        "read_again",
+        "lose_link",
+        "close_link",
+        "kill_broker",
+        "forget",
+        "write_again",
+        "lose_cursors",
+        "crash",
+        "ask",
+    ]
+)
+
+
+def play(limits: Limits, poison_every: int, played: list[tuple[str, int]], *, finish: bool = True) -> None:
+    world = PairedWorld(limits, poison_every=poison_every)
+    world.connect(0)
+    for event, choice in played:
+        getattr(world, event)(choice)
+    if finish:
+        world.finish()
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=150),
+    st.sampled_from([BROKER, DEVICE]),
+    st.sampled_from(CHANGES),
+    st.sampled_from([0, 0, 5]),
+)
+def test_both_cores_decide_alike(
+    played: list[tuple[str, int]], limits: Limits, changes: dict[str, int], poison_every: int
+) -> None:
+    play(replace(limits, **changes), poison_every, played)  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(60 + WALK_EVENTS // 100)
+def test_both_cores_decide_alike_on_a_long_walk() -> None:
+    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
+    print(f"PULSEBRIDGE_SEED={seed} PULSEBRIDGE_PUSH_EVENTS={WALK_EVENTS}")
+    walk = random.Random(seed)
+    for begun in range(0, WALK_EVENTS, STEPS):
+        rare = walk.choice((1, 4, 16))
+        weighted = [event for event in EVENTS for _ in range(1 if event in RARE else rare)]
+        played = [(walk.choice(weighted), walk.randrange(1000)) for _ in range(STEPS)]
+        limits = replace(walk.choice((BROKER, DEVICE)), **walk.choice(CHANGES))  # type: ignore[arg-type]
+        poison_every, finish = walk.choice((0, 0, 5)), walk.randrange(10) == 0
+        try:
+            play(limits, poison_every, played, finish=finish)
+        except AssertionError as e:  # of the world: what both cores did
+            print(f"world {begun // STEPS}, {limits}: {e}")
+        except DifferenceError:
+            print(f"world {begun // STEPS}, {limits}")
+            raise
