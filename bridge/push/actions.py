@@ -93,7 +93,7 @@ class Pull:
     copies: tuple[CommandPosition | None, ...]
     """For each the position of its copy in the topic of relocated commands, None if it was not relocated."""
     probing: bool = False
-    """Whether the device is probed or swept, without a sign of life: then this stands anywhere in the log."""
+    """Whether the device is probed or swept, without a sign of life: then the positions are anywhere in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class DropRequest:
-    """A later request of the device has taken its place: acknowledge it."""
+    """A later request of the device replaces it: acknowledge it."""
 
     request: ResumeRequest
 

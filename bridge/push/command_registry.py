@@ -16,7 +16,7 @@ __all__ = ["CommandRegistry"]
 class CommandRegistry:
     """All commands of a partition that are not settled and acknowledged.
 
-    A position may stand for two: a message that is not acknowledged, and a parked command that was read by position.
+    A position may have two: a message that is not acknowledged, and a parked command that was read by position.
     """
 
     def __init__(self, limits: Limits, horizon: CommandPosition | None, outbox: Outbox) -> None:

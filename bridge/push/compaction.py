@@ -94,7 +94,7 @@ class ViewRecord(NamedTuple):
     """Whether another program wrote it: its key is not UTF-8. Push neither reads nor rewrites it."""
 
     def aged(self, now: float) -> bool:
-        """Whether it has stood for long at ``now``, in seconds since the epoch."""
+        """Whether it is old at ``now``, in seconds since the epoch."""
         return now - self.published_ms / 1000 > _AGED_S
 
 
@@ -117,8 +117,8 @@ class LogRecord(NamedTuple):
 def compacted_away(view: Iterable[LogPosition], retained: Iterable[LogRecord]) -> Iterator[LogRecord]:
     """Yield the retained records that compaction removed.
 
-    Both are in the order of the log; ``view``, the compacted one, begins no later than ``retained``. No more of ``retained`` is
-    taken than ``view`` reaches, and no more of either than is asked for.
+    Both are in the order of the log; ``view``, the compacted one, begins no later than ``retained``. It reads no more of
+    ``retained`` than ``view`` reaches, and no more of either than is needed.
     """
     waiting = iter(retained)
     one: LogRecord | None = None
@@ -205,7 +205,7 @@ class _Reading:
             ):
                 if self._seen >= _FAR_TOO_MUCH_BYTES:
                     return
-                # Out of the midst of a batch a message is not taken away: it stays there without key and payload.
+                # Compaction removes no message from within a batch: it stays there without key and payload.
                 key = key_of(message)
                 if key != "" or message.data():
                     self._seen += len(message.data())
@@ -218,7 +218,7 @@ class _Reading:
         """Move the subscription to the oldest message that is the last of its key; ``first`` is what the subscription shows first."""
         with closing(self.view(EARLIEST)) as view:
             oldest = next((kept for kept in view if not kept.foreign), None)
-        if first is None or oldest is None:  # nothing came in time: where the subscription stands is not known
+        if first is None or oldest is None:  # nothing came in time: where the subscription is, is unknown
             return Move(False, oldest)
         if oldest.position < first.position:
             return Move(False, oldest, passed=True)

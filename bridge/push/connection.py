@@ -167,7 +167,7 @@ class Connection(LinkHandler):
         """Triggered by CONNACK: prove the ownership before anything is sent on this connection."""
         if self._warned:
             self._warned = False
-            log.info("push reconnected to the MQTT broker", partition=self.log.partition)
+            log.info("MQTT is back", partition=self.log.partition)
         if event.maximum_qos < 1:
             remedy = "use one that takes QoS 1: its PUBACK is what push waits for"
             raise DeniedError("the MQTT broker takes QoS 0 alone (Maximum QoS)", remedy=remedy)
@@ -190,7 +190,7 @@ class Connection(LinkHandler):
         self.ownership.disconnected()
         self.link.abandon()  # the core decides what is sent again, and marks it
         self._receiver.link_down(event)
-        self._part.waits(f"the MQTT broker is not connected: {event.why}")
+        self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             self._count_takeover(time.monotonic())
         if event.remedy is not None and not self._receiver.owns:
@@ -199,7 +199,7 @@ class Connection(LinkHandler):
             self._warned = True
             mqtt = self._settings.mqtt
             log.warning(
-                "push lost the MQTT broker. Action: " + (event.remedy or "see that the broker is up"),
+                "MQTT is away. Action: " + (event.remedy or "see that the broker is up"),
                 partition=self.log.partition,
                 broker=f"{mqtt.host}:{mqtt.port}",
                 why=event.why,

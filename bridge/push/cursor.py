@@ -73,7 +73,7 @@ class Unproven(NamedTuple):
 
 
 def ids_key(device: str) -> str:
-    """Return the key of the ids that stand apart from a device's cursor."""
+    """Return the key of the ids that are stored apart from a device's cursor."""
     return _IDS_PREFIX + device
 
 
@@ -132,7 +132,7 @@ class Cursor:
         """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
         late, and the records of its successor are lost (H23). None: nothing is uncertain."""
         self._ids = RememberedIds(capacity)
-        self._fresh = 0  # so many of the last ones stand in no record apart
+        self._fresh = 0  # so many of the last ones are in no record apart
         self._unnamed = 0  # so many of the last ones were in no record yet
 
     def knows(self, command_id: str) -> bool:
@@ -235,7 +235,7 @@ class Cursor:
         return (*apart, (device, self.encode()))
 
     def encode(self) -> bytes:
-        """Return the cursor as the JSON payload of its message, without the ids that stand apart."""
+        """Return the cursor as the JSON payload of its message, without the ids that are stored apart."""
         body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position)}
         body |= self._ids.to_record(len(self._ids) - self._fresh, len(self._ids))
         if self.resend_from is not None:
@@ -254,7 +254,7 @@ class Cursor:
 
     @decodes("the ids of commands")
     def with_ids(self, payload: bytes) -> None:
-        """Take over the ids of a record apart, which are older than those that stand in the cursor. Raises ContractError
+        """Add the ids of a record apart, which are older than those in the cursor. Raises ContractError
         when the payload is none of this version.
         """
         older = RememberedIds.from_record(_body(payload, CURSOR_VERSION), self.capacity)
@@ -317,7 +317,7 @@ def term_record(secret: bytes) -> bytes:
 
 @decodes("the beginning of a term and its secret")
 def read_term(payload: bytes) -> bytes:
-    """Return the secret that stands under ``TERM_KEY``. Raises ContractError for a payload of another version."""
+    """Return the secret under ``TERM_KEY``. Raises ContractError for a payload of another version."""
     secret = bytes.fromhex(checked_text(_body(payload, _TERM_VERSION)["secret"]))
     if len(secret) != SECRET_BYTES:
         raise ContractError(f"the secret of a term has {len(secret)} bytes, not {SECRET_BYTES}")

@@ -52,7 +52,7 @@ class CursorRecords:
         self.by_device: dict[str, Cursor] = {}
         self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         self.stale: set[str] = set()
-        """Devices whose outdated record stands last: it is to be written again."""
+        """Devices whose last record is outdated: the cursor is to be written again."""
         self.uncertain: set[str] = set()
         """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
         compacted away, and its commands since may have been sent."""
@@ -113,7 +113,7 @@ class CursorRecords:
         return term if self._last_begun in (None, writer) else _LATE
 
     def whole(self) -> dict[str, Cursor]:
-        """Return the cursors with all their ids, once all records were taken. Ids that cannot be read are left out."""
+        """Return the cursors with all their ids, once all records were read. Ids that cannot be read are left out."""
         while self._ids:
             device, by_term = self._ids.popitem()
             cursor = self.by_device.get(device)
@@ -130,7 +130,7 @@ class CursorRecords:
         return self.by_device
 
     def _take_ids(self, device: str, payload: bytes, term: int) -> None:
-        """One owner's ids hold those of the owners before; a late write of a former owner may hold some more."""
+        """One owner's ids include those of the owners before; a late write of a former owner may have some more."""
         if not payload:
             self._ids.pop(device, None)
             return

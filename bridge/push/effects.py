@@ -84,9 +84,7 @@ class Effects:
         self._budget = budget
         self._observer = observer or Observer()
         self._metrics = metrics
-        self._messages: dict[
-            CommandPosition, StoredMessage
-        ] = {}  # taken and not acknowledged: held, or about to be let go
+        self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
         self._denied_at = -_DENIED_EVERY_S
         self.resume = ResumeRequests(settings, core, link, partition_log, source, metrics, tags)
@@ -103,8 +101,8 @@ class Effects:
         before = self._messages.get(position)
         self._messages[position] = message
         if before is not None:
-            # It came again after a reconnect, and the core holds it or has decided on its acknowledgement already: that
-            # must go through the newest id, which alone counts a batch, and once.
+            # It came again after a reconnect, and the core tracks it or has acknowledged it already: the
+            # acknowledgement must use the newest id, which alone counts for a batch, and only once.
             self._budget.release(len(before.payload))
             return
         properties = message.properties
@@ -242,7 +240,7 @@ class Effects:
             self._publish(one)
         if not ready:
             self._core.flights.stall(push.number)
-            self._link.wake()  # another device's command may go in its place
+            self._link.wake()  # another device's command may go instead
         self._hand_on()
 
     def _hand_on(self) -> None:

@@ -35,7 +35,7 @@ log = structlog.get_logger("push")
 _REFUSED: Final = 0x80
 _SHOWN: Final = 200
 _SIGNS_BYTES: Final = 64 * 1024 * 1024
-"""Signs of devices that come before the partition is taken over; devices name themselves."""
+"""Signs of devices that come before the takeover; devices name themselves."""
 _LOGGED: Final[set[tuple[str, int, str, bool | None]]] = set()
 
 
@@ -43,10 +43,12 @@ def settled_by(confirm: str, *, reports_absence: bool) -> str:
     """Return what ``push.confirm`` means at a broker that reports, or does not report, that a topic has no subscriber."""
     if confirm == "device":
         return "a command counts as delivered when its device has answered (push.confirm: device)"
-    taken = "a command counts as delivered when the MQTT broker has taken it (push.confirm: broker); "
+    accepted = "a command counts as delivered when the MQTT broker has accepted it (push.confirm: broker); "
     if reports_absence:
-        return taken + "this broker reports that no client is subscribed (0x10), and then the command waits in Pulsar"
-    return taken + (
+        return (
+            accepted + "this broker reports that no client is subscribed (0x10), and then the command waits in Pulsar"
+        )
+    return accepted + (
         "this broker accepts it as well when no client is subscribed: what is sent between a device's end and the sign of "
         "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
         "push.confirm: device promises delivery, where devices answer"

@@ -162,7 +162,7 @@ class PartitionMetrics:
         self.all.lag.labels(self._partition).set(commands if self.owns else 0)
 
     def show(self, core: Partition, now_us: int) -> None:
-        """Show what the core holds."""
+        """Show the state of the core."""
         self.pending.set(core.commands.pending)
         self.pending_bytes.set(core.commands.pending_bytes)
         self.in_flight.set(core.flights.in_flight)

@@ -1,7 +1,7 @@
 """Reads single messages of a partition by their positions.
 
 A new reader is dear: tens of milliseconds, and a third of a second while Pulsar warms up after a restart. To read on
-to a message farther behind costs its way. Both are measured, for neither is known beforehand: an entry may hold one
+to a message farther behind costs its way. Both are measured, because neither is known before: an entry may have one
 message or a thousand, of some bytes or of megabytes.
 """
 
@@ -68,7 +68,7 @@ class _Patience:
 
 
 class Pace:
-    """What a new reader costs, and an entry that is read on the way, as they did lately. Pure; all in seconds."""
+    """What a new reader costs, and an entry that is read on the way, as measured lately; all in seconds."""
 
     def __init__(self) -> None:
         self._opening: float | None = None
@@ -103,9 +103,9 @@ def _lately(known: float | None, now: float) -> float:
 
 
 class PositionReader:
-    """Reads messages of one partition by their positions; cheap where the next one stands not far behind the last.
+    """Reads messages of one partition by their positions; cheap if the next one is not far behind the last.
 
-    What is passed on the way is kept for a while: of devices that wake together the commands stand between each other's,
+    What is passed on the way is kept for a while: the commands of devices that wake together are mixed in the log,
     and each step back would cost a new reader.
     """
 
@@ -199,7 +199,7 @@ class PositionReader:
         self._spent, self._waited = 0.0, False
 
     def _more(self, wanted: CommandPosition) -> bool | None:
-        """Whether Pulsar has a message where the reader stands, or behind it; None when it does not answer for now."""
+        """Whether Pulsar has a message at the reader's position, or behind it; None while it does not answer."""
         try:
             with our_errors(f"asking for the end of {self._topic}"):
                 if self._reader.has_message_available():

@@ -2,7 +2,7 @@
 
 A row is stored when Pulsar says so of its batch. After an error the next producer is given again what no receipt vouches
 for, in order, so a row may be there twice; the last row of a command counts. All of it runs on the session's thread, but
-what opens a producer, which blocks; what that and Pulsar's connection say is posted as events.
+what opens a producer, which blocks; the results are posted as events.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Found:
-    """What stands in Pulsar for one order; see ``Partition.found``."""
+    """Event: what is in Pulsar for one order; see ``Resume.found``."""
 
     order: FindCommands
     ids: array[int] = field(default_factory=lambda: array("q"))
@@ -121,7 +121,7 @@ class RequestLog:
         self._receiver.start()
 
     def acknowledge(self, message_id: MessageId) -> None:
-        """A request is answered, or a later one has taken its place. When that does not arrive it comes again."""
+        """A request is answered, or replaced by a later one. If the acknowledgement is lost it comes again."""
         with our_errors(f"acknowledging on {self._topic}"):
             self._consumer.acknowledge(message_id)
         self._room.release()
@@ -194,7 +194,7 @@ class RequestLog:
             with our_errors(f"closing the reader of {self._commands}"):
                 reader.close()
         for found in wanted.values():
-            # Pulsar trims whole ledgers, so within the ledger of the first one nothing is gone.
+            # Pulsar trims whole ledgers, so within the ledger of the first one nothing is missing.
             after = found.order.after
             found.trimmed = after != BEFORE_ALL and (first is None or after.ledger < first.ledger)
             found.first = first if found.trimmed else None
@@ -210,8 +210,8 @@ class RequestLog:
             del found.ids[: -(self._most_found + 1) * FOUND_WIDTH]  # the newest count, and that there were more
 
     def _next(self, reader: Any, until: CommandPosition) -> Message | None:
-        """Return the next message, None at the end of the log or of the session. Where ``until``, which stands ahead, is
-        there, it is not the end, whatever the broker says (``ends``).
+        """Return the next message, None at the end of the log or of the session. If ``until``, which is ahead,
+        exists, it is not the end, whatever the broker reports (``topic_end``).
         """
         end = time.monotonic() + _PATIENCE_S
         while not self._closing.is_set():

@@ -81,7 +81,7 @@ def read_from(
         )
     if found.partition != partition:
         raise ContractError(
-            f"this position is of partition {found.partition}, the device's commands stand in partition {partition}"
+            f"this position is of partition {found.partition}, the device's commands are in partition {partition}"
         )
     if not tags.proves(found.tag, found.position, device):
         raise ContractError("this position did not come with a command to this device")

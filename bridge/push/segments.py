@@ -411,9 +411,9 @@ class Parked:
 
     def stored(self) -> Iterator[tuple[str, bytes]]:
         """Yield key and payload of each segment, to be stored again. In this order no id is missing between
-        any two: one that former owners stored in several segments stands in the earliest of them then.
+        any two: one that former owners stored in several segments is in the earliest of them then.
         """
-        done = 0  # up to there all stands in those that were yielded
+        done = 0  # up to there all ids are in those that were yielded
         for segment in self._segments:
             begin, end = self._before(segment.first), self.up_to(segment.last)
             payload = self.payload(segment.key)

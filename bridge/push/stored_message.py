@@ -25,7 +25,7 @@ class StoredMessage(NamedTuple):
 
 
 def position_of(message_id: MessageId) -> CommandPosition:
-    """Return the position that a message id stands for."""
+    """Return the position of a message id."""
     return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
 
 

@@ -44,11 +44,11 @@ class TopicWatch:
         self._had: dict[str, int] = {}
         """Topic to the number of its partitions."""
         self._reported: set[str] = set()
-        """Topics that are gone and cannot be made."""
+        """Deleted topics that push cannot re-create."""
         self._ledgers: set[int] = set()
 
     def look(self) -> None:
-        """Look once, and make what is gone. Raises what the admin's requests raise."""
+        """Look once, and re-create deleted topics. Raises what the admin's requests raise."""
         for need in self._needs:
             count = self._admin.partition_count(need.topic)
             if not count and need.topic in self._had:
@@ -121,7 +121,7 @@ _BACKLOG_EVERY_S: Final = 15.0
 
 
 def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int, int]:
-    """Return the commands that are not acknowledged, by partition, from the topic's partitioned statistics. Pure."""
+    """Return the commands that are not acknowledged, by partition, from the topic's partitioned statistics."""
     found = {}
     for number in range(partitions):
         one = (stats.get("partitions") or {}).get(partition_name(topic, number), {})

@@ -51,7 +51,7 @@ class _Traced:
 
 
 class Traces:
-    """Which commands are traced, and when each made its last step. Pure; times are µs since the epoch."""
+    """Which commands are traced, and when each made its last step. Times are µs since the epoch."""
 
     def __init__(self, wanted: str, most: int = _MOST) -> None:
         """``wanted`` is a command's id, a device, or ``all``; the oldest of more than ``most`` are forgotten."""

@@ -1,4 +1,4 @@
-"""What becomes of a command to a group: an index entry for each member, also for those who join later. Pure.
+"""Expansion of a group command: an index entry for each member, also for those that join later.
 
 Events are methods that yield *steps*; the shell does each one, and has Pulsar's receipts for it, before it takes the
 next. The process may die between any two of them, or within one.
@@ -12,7 +12,7 @@ Commit order of a group command
 3. ``Store``: up to which member it came. 2 and 3 again until all have theirs.
 4. ``Tell``: the receipt ``expanded``. After a crash here it is written twice.
 5. ``Store``: it is done.
-6. ``Release`` once it and all before it have expired: acknowledged, so that Pulsar may let go of the payload.
+6. ``Release`` once it and all before it have expired: acknowledged, so that Pulsar may trim the payload.
 
 Commit order of a join: the entries of the group's open commands, in order; then the roster. A device that left and comes
 back gets what was written since. A member that leaves keeps what was written for it before.
@@ -174,7 +174,7 @@ class Expander:
         yield Store((self._roster.moved(Progress(position)),))
 
     def passed(self, now_us: int) -> Iterator[Step]:
-        """Time passed: what has expired is closed, and Pulsar may let go of it."""
+        """Time passed: what has expired is closed, and Pulsar may trim it."""
         over = [position for position, one in self._roster.open.items() if one.expired(now_us)]
         for one in over:
             command = self._roster.open[one].command
@@ -197,7 +197,7 @@ class Expander:
         self._aged = deque(self._roster.standing())
 
     def rewritten(self) -> Iterator[Step]:
-        """Write some of the records that have stood for long as they are now. Between two other events no command is
+        """Write some of the old records again. Between two other events no command is
         half done, so they say what a next owner has to know.
         """
         some = [self._aged.popleft() for _ in range(min(_AGAIN_AT_ONCE, len(self._aged)))]

@@ -1,6 +1,6 @@
-"""Pushes whose payload stands in a group command: each waits for it, and what is behind it for the same device as well.
+"""Pushes of group entries: each waits for the payload of its group command, and later pushes to its device wait as well.
 
-Pure but for the cache that it asks. One partition has one; all calls are made on its thread.
+Each partition has one; all calls are made on its thread.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Indexed:
             self._waiting[device] = deque([push])
 
     def came(self, position: CommandPosition, payload: bytes | None) -> Iterator[Push | Lost]:
-        """Yield what can be pushed now that a payload is here, or turned out to be gone (None).
+        """Yield what can be pushed now that a payload is here, or turned out to be lost (None).
 
         The caller may take the next one later: what is added for a device meanwhile waits behind.
         """

@@ -1,4 +1,4 @@
-"""Who is in which group: rules of the settings, and the table that Spark writes. Pure.
+"""Which devices are in which group: by the settings, and by the table that Spark writes.
 
 A rule names devices, or patterns over the devices that are *known*: those that the table names in any group, those that
 a rule names, and those that have had a command. What a device publishes makes no member: else each invented name would

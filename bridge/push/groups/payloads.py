@@ -1,7 +1,7 @@
 """Reads payloads of group commands from Pulsar, one after the other, on a thread of its own: the cache's shell.
 
 Client and thread are made when the first payload is asked for, so that a process without group commands has neither.
-While Pulsar is away it is tried again, and the pushes wait; only what Pulsar does not have any more counts as gone.
+While Pulsar is unreachable it is tried again, and the pushes wait; only a message that Pulsar does not have any more counts as lost.
 What it has and does not give (its bookies are away) waits behind the others, which may lie elsewhere.
 """
 
@@ -77,7 +77,7 @@ class PayloadCache:
         return None
 
     def fetched(self, position: CommandPosition, payload: bytes | None) -> None:
-        """Take what was read, None when it is not there, and tell all who wait for it."""
+        """A payload was read, None when Pulsar does not have it: deliver it to all that wait for it."""
         with self._lock:
             waiting = self._waiting.pop(position, [])
             if payload is not None and position not in self._kept and len(payload) <= self._limit:
@@ -171,7 +171,7 @@ class Payloads:
             except NothingComes:
                 fresh = reader.opened > opened
                 reader.close()
-                if not fresh:  # what it stood on may be gone, and not the message
+                if not fresh:  # its former position may be trimmed, and not the message
                     continue
                 log.warning(
                     "Pulsar has the payload of a group command and does not give it, its members wait: see that the "

@@ -1,4 +1,4 @@
-"""What the expander of group commands knows, as it stands in the compacted topic ``group-roster``. Pure.
+"""The state of the expander of group commands, as records of the compacted topic ``group-roster``.
 
 ===============================  ==========================================================================
 key (JSON array)                 value
@@ -75,7 +75,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A group command that has not expired. ``size`` is that of its payload, which stands in Pulsar."""
+    """A group command that has not expired. ``size`` is that of its payload, which is in Pulsar."""
 
     command: GroupCommand
     size: int
@@ -179,7 +179,7 @@ class Roster:
         return Change(("member", group, device), {"left": list(last)})
 
     def standing(self) -> list[tuple[Any, ...]]:
-        """Return the keys of all records that say something."""
+        """Return the keys of all records that are not tombstones."""
         members = [(group, device) for group, devices in self.members.items() for device in devices]
         return [
             OWNER.key,

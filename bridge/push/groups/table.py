@@ -49,7 +49,7 @@ class MemberTable:
         self._membership = membership
         self._last = BEFORE_ALL
         last = self._load()
-        # Not the compacted view any more: there a tombstone could be gone before it was seen.
+        # Not the compacted view any more: there a tombstone could be removed before it was read.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
 
     def _load(self) -> MessageId:

@@ -58,7 +58,9 @@ def test_whether_anything_was_compacted_away_is_known_with_the_first_that_was() 
 
 
 @given(keys, st.data())
-def test_h24_a_retention_subscription_never_passes_the_last_message_of_a_key(log: list[int], data: st.DataObject) -> None:
+def test_h24_a_retention_subscription_never_passes_the_last_message_of_a_key(
+    log: list[int], data: st.DataObject
+) -> None:
     horizon = data.draw(st.integers(0, len(log)))
     last = {key: n for n, key in enumerate(log[:horizon])}
     kept = [n for n in range(len(log)) if n >= horizon or last[log[n]] == n]
