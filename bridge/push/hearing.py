@@ -48,7 +48,8 @@ def settled_by(confirm: str, *, tells_absence: bool) -> str:
         return taken + "this broker says when nobody is subscribed (0x10), and then the command waits in Pulsar"
     return taken + (
         "this broker takes it as well when nobody is subscribed: what is sent between a device's going and the sign of "
-        "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
+        "that (push.presence.rules, push.presence.silence) is sent again only if the sign comes within "
+        "push.offline.resend_confirmed; "
         "push.confirm: device promises delivery, where devices answer"
     )
 
@@ -70,10 +71,10 @@ class Hearing:
         self._link = link
         self._metrics = metrics
         self._changed = changed
-        self._presence = PresenceRules(settings.push.presence)
+        self._presence = PresenceRules(settings.push.presence.rules)
         self._filters = list(self._presence.filters)
         if settings.push.confirm == "device":
-            self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
+            self._filters.append(answer_filter(settings.push.answers.topic, partition_log.partition))
         self._core: ResumingCore | None = None
         self._answered: Callable[[Answer], bool] = lambda _answer: False
         # By device the latest sign, whether it is one of life, and when it came.
@@ -104,7 +105,7 @@ class Hearing:
         if self._settings.mqtt.protocol == "5":
             # Whether PUBACK tells that nobody is subscribed: ask by a topic that nobody can know (MQTT 5, 3.4.2.1).
             self._link.publish(
-                f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
+                f"{self._settings.push.answers.topic}/nobody/{uuid.uuid4().hex}",
                 b"",
                 properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
                 confirmed=self._told,
@@ -145,7 +146,7 @@ class Hearing:
                 "the MQTT broker does not let us ask whether it tells when nobody is subscribed, and until it says so of a "
                 "command, parked devices wait for a sign of life: allow "
                 f"{subscriber(mqtt, self._link.client_id)} to write there",
-                mqtt_topic=f"{self._settings.push.answer_topic}/nobody/+",
+                mqtt_topic=f"{self._settings.push.answers.topic}/nobody/+",
                 reason=f"0x{reason:02X}",
             )
 
@@ -181,7 +182,7 @@ class Hearing:
             if self._core is not None:
                 self._notice(self._core)
             return
-        answer = parse_answer(message, self._settings.push.answer_topic, self._log.partition)
+        answer = parse_answer(message, self._settings.push.answers.topic, self._log.partition)
         if answer is not None and self._answered(answer):
             reach("after_answer")
             self._metrics.answers.inc()

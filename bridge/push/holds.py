@@ -315,7 +315,7 @@ def watching_holds(
     whether it will; ``roster_aged`` is told when the owner of the roster of groups is to, and returns the same.
     """
     ages = Ages()
-    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S})
     cursors = pulsar.system_topic(CURSORS_TOPIC)
     presence = pulsar.system_topic(PRESENCE_TOPIC)
     roster = pulsar.system_topic(GROUP_ROSTER_TOPIC)

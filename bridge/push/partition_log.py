@@ -121,7 +121,7 @@ class PartitionLog:
     ) -> None:
         """``pulled_bytes``: so much of parked commands that were read again is held at most, as ``gate`` holds others."""
         # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
-        patient = settings.model_copy(update={"operation_timeout_s": min(settings.operation_timeout_s, 5.0)})
+        patient = settings.model_copy(update={"operation_timeout": min(settings.operation_timeout, 5.0)})
         self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post

@@ -69,7 +69,7 @@ class Resuming:
         tags: PositionTags,
     ) -> None:
         self._tags = tags
-        self._rate = RefusalRate(settings.push.resume_refusals_per_s, settings.push.resume_every_s)
+        self._rate = RefusalRate(settings.push.resume.refusals_per_second, settings.push.resume.interval)
         self._waiting: deque[int] = deque()  # answers that have not been published on this connection
         self._out: set[int] = set()  # those that were, and are not confirmed
         self._settings = settings
@@ -114,7 +114,9 @@ class Resuming:
             self._done(token)
             return
         try:
-            text, after = read_from(payload, device, self._log.partition, self._tags, earliest=push.resume_earliest)
+            text, after = read_from(
+                payload, device, self._log.partition, self._tags, earliest=push.resume.allow_earliest
+            )
         except ContractError as e:
             self._refuse(token, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
             return
@@ -128,8 +130,8 @@ class Resuming:
         if len(self._waiting) >= _WAITING or not self._rate.allows(device, time.monotonic()):
             self._metrics.resume_answers.labels("dropped").inc()
             log.warning(
-                "push dropped requests to resume: it would refuse them, and they exceed push.resume_refusals_per_s or "
-                "come from one device within push.resume_every_s. Action: see which clients may publish to "
+                "push dropped requests to resume: it would refuse them, and they exceed "
+                "push.resume.refusals_per_second or come from one device within push.resume.interval. Action: see which clients may publish to "
                 "ingest.resume_topic",
                 partition=self._log.partition,
                 device=device[:_SHOWN],
@@ -198,7 +200,7 @@ class Resuming:
         Returns whether the broker may have ended it for a command: not while an answer is young, which may be the
         reason as well. That one goes later on the next connection, so that each is seen without the other.
         """
-        now, timeout = time.monotonic(), self._settings.push.puback_timeout_s
+        now, timeout = time.monotonic(), self._settings.push.puback_timeout
         closed = perhaps_for_a_packet(event)
         if not event.epoch:  # the broker was in trouble, whatever was sent to it
             for fault in self._faults.values():
@@ -218,7 +220,7 @@ class Resuming:
     def overdue(self, now: float) -> str | None:
         """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
         self._send_aside(now)
-        before = now - self._settings.push.puback_timeout_s
+        before = now - self._settings.push.puback_timeout
         return next((self._answers[one][0] for one, at in self._sent_at.items() if at <= before), None)
 
     def _send_aside(self, now: float) -> None:
@@ -252,7 +254,7 @@ class Resuming:
         return order < self._newest or push < self._newest_push
 
     def _answer(self, token: int, device: str, payload: bytes) -> None:
-        topic = f"{self._settings.push.resumed_topic}/{device}"
+        topic = f"{self._settings.push.resume.answer_topic}/{device}"
         if publish_topic_problem(topic) is not None:
             self._done(token)
             return

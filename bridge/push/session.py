@@ -97,17 +97,17 @@ class Session(LinkHandler):
         self._metrics = metrics
         self._part = part
         self._next_watch = 0.0
-        metrics.pending_limit.set(settings.push.pending)
-        metrics.pending_limit_bytes.set(settings.push.pending_mb * 1024 * 1024)
-        metrics.in_flight_limit.set(settings.push.window)
+        metrics.pending_limit.set(settings.push.limits.pending)
+        metrics.pending_limit_bytes.set(settings.push.limits.pending_size)
+        metrics.in_flight_limit.set(settings.push.limits.window)
         self._stopping = stopping
         self._trace = trace
         self._payloads = payloads
         self._inbox: deque[object] = deque()
         self._token = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex}"
         push = settings.push
-        held = push.pending_mb * 1024 * 1024
-        self._gate = Gate(push.pending, held)
+        held = push.limits.pending_size
+        self._gate = Gate(push.limits.pending, held)
         self._limits = limits_of(push)
         self._holding: Holding | None = None  # beside the core, too
         self._log = PartitionLog(settings.pulsar, partition, gate=self._gate, post=self.post, pulled_bytes=held)
@@ -116,7 +116,7 @@ class Session(LinkHandler):
             self,
             client_id=f"{push.client_id}-{partition}",
             persistent=False,
-            window=push.window + ANSWERS_AT_ONCE,
+            window=push.limits.window + ANSWERS_AT_ONCE,
         )
         self._hearing = Hearing(settings, self._log, self._link, metrics.all, self._up_if_ready)
         self._clock = WallClock()
@@ -225,7 +225,7 @@ class Session(LinkHandler):
                 f"the commands that are parked there may be lost; `pulsebridge commands resend` sends them: {why}",
                 key=key,
             )
-        every_s, now = self._settings.push.move_parked_after_s, time.monotonic()
+        every_s, now = self._settings.push.offline.relocate_after, time.monotonic()
         self._holding = Holding(core, self._log.puller, horizon, every_s=every_s, now=now)
         self._core = core
         tags = PositionTags(cursors.secret, self._partition)
@@ -322,7 +322,7 @@ class Session(LinkHandler):
         self._log.puller.drain()
         core.drain()
         self._rewriting.drain()
-        end = time.monotonic() + self._settings.push.drain_s
+        end = time.monotonic() + self._settings.push.drain
         while not core.settled and not self._unproven and time.monotonic() < end:
             self._link.turn(self._rest(0.2))
         if core.clean and not self._unproven:
@@ -419,9 +419,9 @@ class Session(LinkHandler):
                 "the MQTT broker does not confirm what we publish, the connection is made anew; see whether it is blocked",
                 mqtt_topic=topic[:_SHOWN],
                 partition=self._partition,
-                after_s=self._settings.push.puback_timeout_s,
+                after_s=self._settings.push.puback_timeout,
             )
-            self._link.drop(f"no PUBACK within {self._settings.push.puback_timeout_s:g} s")
+            self._link.drop(f"no PUBACK within {self._settings.push.puback_timeout:g} s")
 
     # --- events ---
 
