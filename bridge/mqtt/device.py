@@ -239,7 +239,7 @@ def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]
     """
     seen = _Subscribing()
     link = Link(settings, seen, client_id=f"pb-check-{secrets.token_hex(4)}", persistent=False)
-    until = time.monotonic() + 2 * settings.connect_timeout_s
+    until = time.monotonic() + 2 * settings.connect_timeout
     asked = False
     try:
         while len(seen.codes) < len(filters) and seen.lost is None and time.monotonic() < until:

@@ -7,6 +7,7 @@ resources, ``pulsebridge provision --dry-run`` prints the commands. The order ma
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,13 +266,15 @@ def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
     path = f"/namespaces/{namespace}"
     return [
         Step("the namespace", ("namespaces", "create", namespace), "PUT", path, None, DONE),
-        *_retention_steps(namespace, path, pulsar.retention_minutes, pulsar.retention_mb),
+        *_retention_steps(namespace, path, pulsar.retention, pulsar.retention_size),
         *_waiting_steps(namespace, path),
         *([_no_auto_topics(namespace, path)] if pulsar.auto_topics == "refuse" else []),
     ]
 
 
-def _retention_steps(namespace: str, path: str, minutes: int, size: int) -> list[Step]:
+def _retention_steps(namespace: str, path: str, retention: float | None, size: int | None) -> list[Step]:
+    minutes = -1 if retention is None else math.ceil(retention / 60)
+    megabytes = -1 if size is None else math.ceil(size / 1024 / 1024)
     return [
         Step(
             "retention, or messages without a subscription are deleted",
@@ -282,11 +285,11 @@ def _retention_steps(namespace: str, path: str, minutes: int, size: int) -> list
                 "--time",
                 _minutes(minutes),
                 "--size",
-                _megabytes(size),
+                _megabytes(megabytes),
             ),
             "POST",
             f"{path}/retention",
-            {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size},
+            {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes},
             lacking=_no_retention,
         ),
         Step(

@@ -162,7 +162,7 @@ def _replay(
                 settings.ingest,
                 pulsar=settings.pulsar,
                 known=known_topics(admin),
-                answers=settings.push.resumed_topic,
+                answers=settings.push.resume.answer_topic,
                 max_name_bytes=settings.max_name_bytes,
             )
         replayer = Replayer(
