@@ -45,7 +45,7 @@ def test_a_refused_link_stands_still_and_comes_back_when_its_password_is_right(
     settings = Settings(
         mqtt=mqtt,
         pulsar=namespaces,
-        ingest=IngestSettings(rules=(rule,), links=(LinkSettings(name="open"), guarded)),
+        ingest=IngestSettings(routes=(rule,), links=(LinkSettings(name="open"), guarded)),
     )
 
     def came_by(link: str, payload: bytes) -> bool:
