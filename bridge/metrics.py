@@ -206,7 +206,7 @@ def serving(
     if settings.port == 0:
         yield
         return
-    health = health or Health(settings.stuck_s)
+    health = health or Health(settings.stuck_after)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     collectors = (HealthCollector(health), *more)
     kind = _Server6 if ":" in settings.host else _Server

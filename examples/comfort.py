@@ -1,7 +1,7 @@
 """A suite made with Great Expectations itself, on a table of one's own: row conditions, severities, an own expectation.
 
 Make it: python examples/comfort.py FOLDER, a Great Expectations project from then on. Run it:
-pulsebridge stream --set streaming.expectations=FOLDER --set 'streaming.modules=["examples/comfort.py"]'
+pulsebridge stream --set streaming.suites=FOLDER --set 'streaming.modules=["examples/comfort.py"]'
 """
 
 import sys

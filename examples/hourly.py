@@ -1,6 +1,6 @@
 """An aggregate of one's own: the mean of each hour, by device and metric, with a suite of its own.
 
-Run it: pulsebridge stream --set 'streaming.modules=["examples/hourly.py"]' --set streaming.expectations=examples/gx
+Run it: pulsebridge stream --set 'streaming.modules=["examples/hourly.py"]' --set streaming.suites=examples/gx
 """
 
 from pyspark.sql import DataFrame

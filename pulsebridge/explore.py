@@ -231,12 +231,12 @@ class Lab:
         streaming.setdefault("root", str(self.folder / "lakehouse"))
         if self._config is None:
             shutil.copytree(conf_path("demo/gx"), self.folder / "gx")  # GX writes its Data Docs there
-            streaming["expectations"] = str(self.folder / "gx")
-            streaming["rules"] = str(conf_path("demo/rules.yaml"))
+            streaming["suites"] = str(self.folder / "gx")
+            streaming["alerts"] = str(conf_path("demo/rules.yaml"))
         # A separate session at the broker, which expires soon after the lab is closed.
-        mqtt = {"client_id": f"lab-{uuid.uuid4().hex[:8]}", "session_expiry_s": _SESSION_S}
+        mqtt = {"client_id": f"lab-{uuid.uuid4().hex[:8]}", "session_expiry": f"{_SESSION_S}s"}
         body["mqtt"] = body.get("mqtt", {}) | mqtt
-        body.setdefault("push", {}).setdefault("presence", [{"filter": PRESENCE}])
+        body.setdefault("push", {}).setdefault("presence", {}).setdefault("rules", [{"filter": PRESENCE}])
         return body
 
     def _start_servers(self, body: dict[str, dict[str, Any]]) -> None:

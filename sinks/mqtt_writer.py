@@ -58,7 +58,7 @@ def write(rows: Iterable[Publish | BadRow], options: MqttOptions, plan: Plan) ->
         return 0, 0
     # MQTT 3.1 allows at most 23 characters.
     client = RowClient(options.mqtt, f"{options.mqtt.client_id}-{secrets.token_hex(4)}", window=options.window)
-    client.connect(2 * options.mqtt.connect_timeout_s)
+    client.connect(2 * options.mqtt.connect_timeout)
     try:
         return _Publishing(client, options, plan).run(chain((first,), rows))
     finally:

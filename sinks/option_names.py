@@ -28,7 +28,7 @@ _PULSAR: Final[Mapping[str, str]] = {
 
 MQTT_SETTINGS: Final = (
     "host", "port", "protocol", "username", "password", "tls", "tls_ca", "tls_certificate", "tls_private_key",
-    "tls_validate_hostname", "keep_alive_s", "connect_timeout_s",
+    "tls_validate_hostname", "keep_alive", "connect_timeout",
 )  # fmt: skip
 """Settings of the section ``mqtt`` that are options under their own names."""
 
@@ -52,7 +52,7 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     MQTT: {
         "topic": "MQTT topic for rows without mqtt_topic (null, or no such column).",
         **{
-            f"mqtt.{name}": f"{field.description} Default: {field.default}."
+            f"mqtt.{name}": f"{field.description} Default: {getattr(field.default, 'text', field.default)}."
             if (field := MqttSettings.model_fields[name]).default is not None
             else str(field.description)
             for name in MQTT_SETTINGS

@@ -101,7 +101,7 @@ class WireReaders:
     def __init__(self, settings: PulsarSettings) -> None:
         self._settings = settings
         self._brokers = Brokers(settings, BrokerLink)
-        self._timeout_s = settings.operation_timeout_s
+        self._timeout_s = settings.operation_timeout
 
     def reader(self, partition: str, ledger: int, entry: int, *, permits: int) -> EntryReader:
         """Read a partition from an entry on; see ``EntryReader``. Raises TransientError, RefusedError or DeniedError."""

@@ -113,7 +113,8 @@ def _rows(alerts: Iterable[Alert]) -> Iterator[Row]:
     """Return a row for each alert, in order."""
     for alert in alerts:
         rule, reading = alert.rule, alert.reading
+        expires_s = None if rule.expires is None else float(rule.expires)
         yield _Row(
             rule.name, alert.state, reading.device, rule.table, reading.event_us, reading.value, alert.message,
-            *alert.command(), reading.reading_id, reading.position, rule.expires_s,
+            *alert.command(), reading.reading_id, reading.position, expires_s,
         )  # fmt: skip

@@ -54,7 +54,6 @@ ALERTS_SCHEMA: Final = (
     "expires_at timestamp COMMENT 'when the command expires', "
     f"_position {POSITION} COMMENT 'position of the message in Pulsar'"
 )
-_DAY_US: Final = 86_400_000_000
 _STATE: Final = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -77,7 +76,7 @@ _EMPTY: Final = {"spark.sql.streaming.noDataMicroBatches.enabled": "true"}
 
 def declare_alerts(settings: Settings) -> None:
     """Declare the table and the flows of alerts, if there are rules. Raises ConfigError for invalid rules."""
-    path = settings.streaming.rules
+    path = settings.streaming.alerts
     rules = () if path is None else load_rules(path)
     if path is None or not rules:
         return
@@ -151,13 +150,13 @@ class _Rules:
 
         streaming = self.settings.streaming
         rows = self._watched(self._rows(self.lasting[0]), self.lasting)
-        rows = rows.withWatermark("clock", f"{round(streaming.silence_grace_s * 1000)} milliseconds")
+        rows = rows.withWatermark("clock", f"{round(streaming.silence_grace * 1000)} milliseconds")
         # The condition includes the watermark's column, so Spark applies it after the watermark: all rows advance it.
         rows = rows.where("size(seen) > 0 OR clock IS NULL")
         # A number is not the watermark's column any more, so Spark drops no row as late.
         rows = rows.withColumn("arrived_us", F.unix_micros("clock")).drop("clock")
         found = rows.groupBy("device").transformWithState(
-            AlertProcessor(tuple(self.lasting), round(streaming.alert_state_days * _DAY_US)),
+            AlertProcessor(tuple(self.lasting), round(streaming.alert_state_expiry * 1e6)),
             outputStructType=", ".join(f"`{name}` {kind}" for name, kind in OUTPUT),
             outputMode="append",
             timeMode="eventTime",
@@ -171,7 +170,7 @@ class _Rules:
         declared = self.pipeline.tables[self.table]
         parts = [flow.query() for flow in self.pipeline.flows_of(self.table) if flow.kind == "append"]
         rows = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
-        suite = declared.suite and Suites(self.settings.streaming.expectations).suite(declared.suite)
+        suite = declared.suite and Suites(self.settings.streaming.suites).suite(declared.suite)
         rows = barrier(validated(rows, declared, suite or None))
         if "_failed_rules" in rows.columns:
             rows = rows.where("size(_failed_rules) = 0")
@@ -245,7 +244,7 @@ class _Rules:
             **{name: sql[name] for name in ("message", "payload", "to_device", "command_topic")},
             "reading_id": id,
             "position": "_about.position",
-            "expires_s": f"CAST({'NULL' if rule.expires_s is None else rule.expires_s} AS DOUBLE)",
+            "expires_s": f"CAST({'NULL' if rule.expires is None else rule.expires} AS DOUBLE)",
         }
         return f"CASE WHEN {sql['matches']} THEN {_struct(alert)} END"
 

@@ -31,11 +31,11 @@ def _bronze(settings: Settings) -> None:
 
 
 def _readings(settings: Settings) -> None:
-    from bridge.settings.presets import declared_readings
+    from bridge.settings.presets import declared_decoders
 
-    decodings = declared_readings(settings)
+    decodings = declared_decoders(settings)
     # Only messages with their own id can repeat one.
-    with_ids = any(rule.reading_id for rule in settings.ingest.all_rules) or any(one.id for one in decodings)
+    with_ids = any(rule.reading_id for rule in settings.ingest.all_routes) or any(one.id for one in decodings)
 
     @dp.table(
         comment="One row for each field of a payload",
@@ -47,14 +47,14 @@ def _readings(settings: Settings) -> None:
 
 
 def _gold(settings: Settings) -> None:
-    seconds = settings.streaming.gold_window_s
+    seconds = int(settings.streaming.gold_window)
 
     @dp.materialized_view(
         comment="Readings by device, metric and window of event time",
         cluster_by=["device", "window_start"],
         keys=["device", "metric", "window_start"],
         within=("event_time", f"{seconds} seconds"),
-        trigger_s=settings.streaming.view_trigger_s,
+        trigger_s=settings.streaming.trigger.views_interval,
     )
     def gold() -> DataFrame:
         from pyspark.sql import functions as F
@@ -85,7 +85,7 @@ def _device_latest(settings: Settings) -> None:
         "readings",
         ["device", "metric"],
         "struct(event_time, _position)",
-        trigger_s=settings.streaming.view_trigger_s,
+        trigger_s=settings.streaming.trigger.views_interval,
     )
 
 

@@ -33,7 +33,7 @@ def printing_to(file: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         out = RotatingFileHandler(file, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8")
     except OSError as e:
-        raise ConfigError(f"{file} cannot be written: {e}", remedy="correct streaming.spark_log") from e
+        raise ConfigError(f"{file} cannot be written: {e}", remedy="correct streaming.spark.log") from e
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()

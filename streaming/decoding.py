@@ -3,7 +3,7 @@
 Spark parses a payload once. Python decodes only formats that Spark cannot read. No payload raises an error. An
 undecodable payload is a row with its reason in ``_fault``, and unknown or unfit fields stay in ``_rescued_data``. The
 table's writer decides about such rows. Declarations without ``fields`` give the neutral long form of
-``streaming.readings``.
+``streaming.decoders``.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def documents(rows: DataFrame, decodings: Sequence[Decoding]) -> DataFrame:
     if any(map(needs_python, decodings)):
         rows = unpack_rows(rows, decodings)
     else:
-        limit = by_number([str(one.max_bytes) for one in decodings])
+        limit = by_number([str(int(one.max_size)) for one in decodings])
         beyond = f"octet_length(payload) > {limit}"
-        words = f"concat(octet_length(payload), ' bytes, max_bytes is ', {limit})"
+        words = f"concat(octet_length(payload), ' bytes, max_size is ', {limit})"
         rows = rows.selectExpr(
             "*",
             f"CASE WHEN NOT {beyond} THEN payload END AS _body",

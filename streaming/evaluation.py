@@ -228,7 +228,7 @@ def silent(rules: Iterable[AlertRule], state: DeviceState, device: str, now_us: 
         if last is None or _raised(state, rule) or now_us < last.arrived_us + _after_us(rule):
             continue
         watches[rule.name] = Watch(raised=True)
-        alerts.append(Alert(rule, last, message_of(rule, last, None, minutes=rule.after_minutes or 0.0)))
+        alerts.append(Alert(rule, last, message_of(rule, last, None, minutes=(rule.after or 0.0) / 60)))
     return alerts, replace(state, watches=watches)
 
 
@@ -297,7 +297,7 @@ def _raised(state: DeviceState, rule: AlertRule) -> bool:
 
 
 def _after_us(rule: AlertRule) -> int:
-    return round((rule.after_minutes or 0.0) * MINUTE_US)
+    return round((rule.after or 0.0) * 1e6)
 
 
 def _keep(watches: dict[str, Watch], name: str, watch: Watch) -> None:
@@ -317,7 +317,7 @@ def _evaluated(rule: AlertRule, was: Watch, previous: Reading | None, reading: R
         watch = Watch(raised=found.matches)
     elif rule.limit is not None:
         watch = _threshold(rule, was, reading)
-    elif rule.over_minutes is not None:
+    elif rule.over is not None:
         rate, watch = _over_time(rule, was, reading)
     else:
         fast = _changes_fast(rule, previous, reading)
@@ -338,7 +338,7 @@ def _threshold(rule: AlertRule, was: Watch, reading: Reading) -> Watch:
         return Watch()
     at_us = reading.event_us
     since = at_us if was.since_us is None else was.since_us
-    if at_us - since >= rule.for_minutes * MINUTE_US:
+    if at_us - since >= rule.for_ * 1e6:
         return Watch(raised=True)
     return Watch(since_us=since)
 
@@ -348,7 +348,7 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
     rule's time. It is None if the stored readings span less than half of that time.
     """
     at_us, value = reading.event_us, reading.value or 0.0
-    over_us = (rule.over_minutes or 0.0) * MINUTE_US
+    over_us = (rule.over or 0.0) * 1e6
     points = tuple(point for point in was.points if at_us - point[0] <= over_us)
     rate = None
     if points and at_us - points[0][0] >= over_us / 2:
@@ -364,7 +364,7 @@ def _over_time(rule: AlertRule, was: Watch, reading: Reading) -> tuple[float | N
 
 
 def _changes_fast(rule: AlertRule, previous: Reading | None, reading: Reading) -> bool:
-    if previous is None or reading.event_us - previous.event_us > rule.within_minutes * MINUTE_US:
+    if previous is None or reading.event_us - previous.event_us > rule.within * 1e6:
         return False
     return per_minute(previous, reading) * rule.sign > (rule.per_minute or 0.0)
 

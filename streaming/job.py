@@ -176,7 +176,7 @@ class Job:
         if self._suites is None:
             from streaming.suites import Suites
 
-            self._suites = Suites(self.settings.streaming.expectations)
+            self._suites = Suites(self.settings.streaming.suites)
         return self._suites
 
     def _quality(self) -> QualityWatch | None:
@@ -187,16 +187,16 @@ class Job:
             suite = self.pipeline.tables[name].suite
             if suite is not None:
                 tables[name] = (self.reader.table(name), self.suites.suite(suite))
-        if not tables or streaming.expectations is None or not streaming.quality_interval_s:
+        if not tables or streaming.suites is None or not streaming.quality.interval:
             return None
         return QualityWatch(
             self.spark,
-            streaming.expectations,
+            streaming.suites,
             tables,
             self.reader.table(QUARANTINE),
             self.reader.table(RESULTS),
-            streaming.quality_interval_s,
-            streaming.quality_rows,
+            streaming.quality.interval,
+            streaming.quality.max_rows,
         )
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class Job:
         streaming = self.settings.streaming
         now = time.monotonic()
         failures = self._failures.setdefault(name, deque())
-        while failures and now - failures[0][0] > streaming.restart_window_s:
+        while failures and now - failures[0][0] > streaming.restart_window:
             failures.popleft()
         if not cause.free:
             failures.append((now, not cause.transient or self._available_now))
@@ -273,7 +273,7 @@ class Job:
             raise TerminalError(
                 f"{name}{into} failed{cause.where}: {cause.text}",
                 remedy=cause.remedy
-                or f"correct the cause and restart the job, nothing is lost; see also {streaming.spark_log}",
+                or f"correct the cause and restart the job, nothing is lost; see also {streaming.spark.log}",
             )
         wait = min(_BACKOFF_S[0] * 2 ** max(0, len(failures) - 1), _BACKOFF_S[1])
         self._due[name] = now + wait
@@ -307,7 +307,7 @@ class Job:
 
     def _started(self, flow: Flow, name: str, rows: DataFrame, batches: Any, available_now: bool) -> StreamingQuery:
         streaming = self.settings.streaming
-        default_s = streaming.commands_trigger_s if flow.kind == "commands" else streaming.trigger_s
+        default_s = streaming.trigger.commands_interval if flow.kind == "commands" else streaming.trigger.interval
         seconds = default_s if flow.trigger_s is None else flow.trigger_s
         writer = rows.writeStream.queryName(name).option("checkpointLocation", self._checkpoint(name))
         if flow.kind == "commands":
@@ -359,7 +359,7 @@ class Job:
     def batches(self, flow: Flow, reader: Reader) -> TableBatches:
         """Return the batch writer of a flow, which also validates its rows."""
         declared, streaming = self.pipeline.tables[flow.target], self.settings.streaming
-        counted = self.counted
+        counted, quality = self.counted, streaming.quality
         return TableBatches(
             declared,
             flow.name,
@@ -367,7 +367,7 @@ class Job:
             reader.table(QUARANTINE),
             self._checkpoint(flow.name),
             self._suite_of(flow),
-            BadRows(streaming.bad_share_limit, streaming.bad_share_min_rows, streaming.on_bad_share == "stop"),
+            BadRows(quality.max_bad_share, quality.min_batch_rows, quality.on_bad_share == "stop"),
             streaming.max_added_columns,
             None if counted is None else lambda good, bad: counted(flow.target, good, bad),
         )
@@ -399,9 +399,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
-    log = streaming.spark_log
-    profile = "commands" if part == "commands" and streaming.profile == "latency" else streaming.profile
-    return streaming.model_copy(update={"spark_log": log.with_stem(f"{log.stem}-{part}"), "profile": profile})
+    log = streaming.spark.log
+    profile = "commands" if part == "commands" and streaming.spark.profile == "latency" else streaming.spark.profile
+    spark = streaming.spark.model_copy(update={"log": log.with_stem(f"{log.stem}-{part}"), "profile": profile})
+    return streaming.model_copy(update={"spark": spark})
 
 
 def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:
@@ -426,7 +427,7 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
         signal.signal(number, ask)
     spark = job_session(settings)
     metrics = StreamMetrics()
-    health = Health(settings.metrics.stuck_s)
+    health = Health(settings.metrics.stuck_after)
     prepared = health.part("pipeline")
     job = Job(spark, settings, pipeline, given.only, metrics.validated, given.part)
     spark.streams.addListener(SourceProgress())

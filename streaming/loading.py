@@ -27,7 +27,7 @@ def pipeline_of(settings: Settings) -> dp.Pipeline:
         chosen = settings.streaming.built_in
         built_in.declare(settings, [name for name in chosen if name != "alerts"])
         for table in declared_tables(settings):
-            _declare(table, settings.ingest.all_rules)
+            _declare(table, settings.ingest.all_routes)
         for name in settings.streaming.modules:
             import_module(name)
         if "alerts" in chosen:

@@ -81,7 +81,7 @@ class Flow:
     kind: Kind = "append"
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     trigger_s: float | None = None
-    """Seconds between micro-batches; None: ``streaming.trigger_s``, of commands ``streaming.commands_trigger_s``."""
+    """Seconds between micro-batches; None: ``interval`` of ``streaming.trigger``, of commands ``commands_interval``."""
     keys: tuple[str, ...] = ()
     within: tuple[str, str] | None = None
     sequence_by: str | None = None

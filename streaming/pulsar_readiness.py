@@ -36,7 +36,7 @@ def provision_alerts(settings: PulsarSettings, subscription: str) -> None:
         if settings.provision == "verify":
             raise TerminalError(
                 f"{need.topic} does not exist, or has no subscription {subscription!r} that retains alerts for their table",
-                remedy="let an operator run what `pulsebridge provision --dry-run` prints, with streaming.rules set",
+                remedy="let an operator run what `pulsebridge provision --dry-run` prints, with streaming.alerts set",
             )
         admin.provision_namespaces()
         create_topic(admin, need)

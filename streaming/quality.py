@@ -1,7 +1,7 @@
 """Runs the checkpoints of Great Expectations besides the flows, and writes the table of results.
 
 A verdict takes seconds, and a batch must not. So ``Suite.validated`` splits rows at once. Every
-``streaming.quality_interval_s`` seconds a separate thread validates the newest rows of each suite: those of its table
+``streaming.quality.interval`` seconds a separate thread validates the newest rows of each suite: those of its table
 and those in quarantine. An error there is logged and does not affect the flows.
 """
 
@@ -54,7 +54,7 @@ def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -
 
     Raises the exceptions of ``run_checkpoint``.
     """
-    folder = reader.settings.streaming.expectations
+    folder = reader.settings.streaming.suites
     assert folder is not None  # the suite is in it
     begin = datetime.fromtimestamp(0, timezone.utc)
     rows = validated_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
@@ -110,7 +110,7 @@ class QualityWatch:
                 self._validate(name, now)
             except Exception as e:  # noqa: BLE001 — an observer, whose errors do not stop the flows
                 _log.warning(
-                    "no verdict on a table. Action: check the suite, or set streaming.quality_interval_s=0",
+                    "no verdict on a table. Action: check the suite, or set streaming.quality.interval=0s",
                     table=name,
                     error=str(e)[:300],
                 )

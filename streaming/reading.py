@@ -126,10 +126,10 @@ class Reader:
             one if one.time_zone or not zone else one.model_copy(update={"time_zone": zone}) for one in decodings
         ]
         rows = self._source(*(one.filter for one in decodings))
-        skew = f"make_dt_interval(0, 0, 0, CAST({self.settings.streaming.clock_skew_s} AS DECIMAL(18, 6)))"
+        skew = f"make_dt_interval(0, 0, 0, CAST({self.settings.streaming.clock_skew} AS DECIMAL(18, 6)))"
         # Ingest's clock may be ahead as well (H45).
         ahead = f"event_time > least(arrival_time, current_timestamp()) + {skew}"
-        return decoded(rows, decodings, self.settings.ingest.all_rules).withColumn("_ahead", F.expr(ahead))
+        return decoded(rows, decodings, self.settings.ingest.all_routes).withColumn("_ahead", F.expr(ahead))
 
     def read(self, name: str) -> DataFrame:
         """Return the rows of a table."""
@@ -232,8 +232,8 @@ class Reader:
             "predefinedSubscription": subscription,
             "startingOffsets": "earliest",
             "waitingForNonExistedTopic": "true",  # a topic may be created with its first message, long after the start
-            "maxRowsPerTrigger": str(streaming.max_rows_per_trigger),
-            "maxBytesPerTrigger": str(streaming.max_bytes_per_trigger),
+            "maxRowsPerTrigger": str(streaming.trigger.max_rows),
+            "maxBytesPerTrigger": str(streaming.trigger.max_size),
             "columns": ",".join(MESSAGE_COLUMNS),
             **more,
         }

@@ -68,7 +68,7 @@ def delta_jars(cache_dir: Path | None = None) -> list[Path]:
 def job_session(settings: Settings) -> SparkSession:
     """Return the job's session: of spark-submit or a Spark Connect server, else of this process.
 
-    A session of this process prints to ``streaming.spark_log``. Raises ConfigError if Delta is not on the class path,
+    A session of this process prints to ``streaming.spark.log``. Raises ConfigError if Delta is not on the class path,
     MissingExtraError without pyspark.
     """
     streaming = settings.streaming
@@ -77,12 +77,12 @@ def job_session(settings: Settings) -> SparkSession:
         _register(spark)
     else:
         jars = delta_jars(settings.local.cache_dir)
-        lower_priority(streaming.nice)
-        more: dict[str, str | None] = {"spark.driver.memory": streaming.driver_memory}
+        lower_priority(streaming.spark.nice)
+        more: dict[str, str | None] = {"spark.driver.memory": f"{streaming.spark.driver_memory // 1024**2}m"}
         if "://" in streaming.root:
             more[_CHECKPOINTS] = None
-        with printing_to(streaming.spark_log):
-            spark = local_session(jars=jars, master=streaming.master, profile=streaming.profile, more=more)
+        with printing_to(streaming.spark.log):
+            spark = local_session(jars=jars, master=streaming.spark.master, profile=streaming.spark.profile, more=more)
     _check_delta(spark)
     from pyspark.logger import PySparkLogger
 

@@ -148,7 +148,7 @@ class Suites:
         if self.folder is None:
             raise ConfigError(
                 f"suite {name!r} does not exist: no folder of a Great Expectations project is set",
-                remedy="set streaming.expectations",
+                remedy="set streaming.suites",
             )
         if name not in names:
             raise ConfigError(

@@ -39,7 +39,7 @@ __all__ = ["POSITION", "QUARANTINE_SCHEMA", "BadRows", "TableBatches", "quaranti
 UNDECODABLE: Final = "undecodable"
 """Rule that a row with an undecodable payload fails; ``reason`` has the error."""
 CLOCK_SKEW: Final = "clock_skew"
-"""Rule that a row fails if its time is ahead by more than ``streaming.clock_skew_s``."""
+"""Rule that a row fails if its time is ahead by more than ``streaming.clock_skew``."""
 NO_KEY: Final = "no_key"
 """Rule that a row fails if a column of its table's keys is null."""
 EARLIER: Final = "earlier_rules"
@@ -91,8 +91,8 @@ class BadRows:
             raise TerminalError(
                 f"{table}: {bad} of {rows} rows of a batch failed a rule, the limit is {self.limit:.1%}; "
                 "nothing of the batch is written",
-                remedy="correct the declaration or the suite and restart; or raise streaming.bad_share_limit, or "
-                "set streaming.on_bad_share=alert to store them in quarantine",
+                remedy="correct the declaration or the suite and restart; or raise streaming.quality.max_bad_share, or "
+                "set streaming.quality.on_bad_share=alert to store them in quarantine",
             )
 
 

@@ -1,7 +1,7 @@
 """The records of the presence topic: the last sign of life of each device.
 
 Ingest writes a record if a device publishes after a silence. While the device continues, ingest writes one every
-``ingest.presence_every_s`` seconds. The key is the device, the last record counts; an empty payload removes the
+``ingest.presence_interval`` seconds. The key is the device, the last record counts; an empty payload removes the
 device. Records are best effort: the next record of a device replaces a lost one.
 """
 

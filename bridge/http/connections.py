@@ -1,7 +1,7 @@
 """The connections of HTTP clients: one h11 state machine each, on the service's event loop.
 
 A connection decides when it reads, how long it waits and what it buffers; ``bridge.http.app`` decides the meaning of a
-request. Before the app has accepted a request's head, a client can fill at most ``max_head_bytes``. The body is read
+request. Before the app has accepted a request's head, a client can fill at most ``limits.head_size``. The body is read
 afterwards, within one time limit for all of it. While an answer is awaited nothing is read.
 
 Example of the phases: HEAD → BODY → STORING → HEAD … → ENDED; every refusal leads to ENDED.
@@ -51,7 +51,7 @@ class _Connection(asyncio.BufferedProtocol):
         """The TLS context that authenticated the client, None without TLS."""
         self._owner = owner
         self._app = owner.app
-        self._h11 = h11.Connection(h11.SERVER, owner.http.max_head_bytes)
+        self._h11 = h11.Connection(h11.SERVER, owner.http.limits.head_size)
         self._phase = _Phase.HEAD
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
@@ -74,7 +74,7 @@ class _Connection(asyncio.BufferedProtocol):
         if certificate:
             self._certificate = self._owner.topics_of(certificate_names(certificate))
         self._owner.open.add(self)
-        self._wait(self._owner.http.first_request_s)
+        self._wait(self._owner.http.limits.first_request_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = _Phase.ENDED
@@ -142,9 +142,9 @@ class _Connection(asyncio.BufferedProtocol):
         self._message = result
         self._at_once = True
         self._phase = _Phase.BODY
-        self._wait(self._owner.http.read_timeout_s)
+        self._wait(self._owner.http.limits.read_timeout)
         lengths = self._head.values(b"content-length")
-        if lengths and int(lengths[0]) > self._owner.http.max_body_bytes:  # h11 has made sure that it is a number
+        if lengths and int(lengths[0]) > self._owner.http.limits.body_size:  # h11 has made sure that it is a number
             self._too_large()
         elif self._h11.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
@@ -153,13 +153,13 @@ class _Connection(asyncio.BufferedProtocol):
     def _grow(self, data: bytes) -> None:
         self._body += data
         self._owner.reading += len(data)
-        if len(self._body) > self._owner.http.max_body_bytes:
+        if len(self._body) > self._owner.http.limits.body_size:
             self._too_large()
         elif self._owner.reading > self._owner.max_reading:
             self._refuse(busy("too many bodies are being read; the message was not accepted"))
 
     def _too_large(self) -> None:
-        self._refuse(Answer(413, {"message": f"the body has more than {self._owner.http.max_body_bytes} bytes"}))
+        self._refuse(Answer(413, {"message": f"the body has more than {self._owner.http.limits.body_size} bytes"}))
 
     def _take(self) -> None:
         """Publish a complete request; a credential that was removed in the meantime does not count."""
@@ -182,7 +182,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._answer(result)
             return
         self._future = result
-        self._wait(self._owner.http.store_timeout_s)
+        self._wait(self._owner.http.limits.store_timeout)
         result.add_done_callback(self._stored)
 
     def _drop_body(self) -> None:
@@ -204,7 +204,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._h11.our_state is h11.MUST_CLOSE or self._ended_reading:
             self._end()
         elif self._unwritten:
-            self._wait(self._owner.http.read_timeout_s)
+            self._wait(self._owner.http.limits.read_timeout)
         else:
             self._next()
 
@@ -212,7 +212,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._h11.start_next_cycle()
         self._head = None
         self._phase = _Phase.HEAD
-        self._wait(self._owner.http.read_timeout_s)
+        self._wait(self._owner.http.limits.read_timeout)
         self._owner.answered()
         self._transport.resume_reading()
 
@@ -307,7 +307,7 @@ class Connections:
         self.app = app
         self.http = settings.http
         self.loop = loop
-        self.max_reading = settings.ingest.max_in_flight_bytes
+        self.max_reading = settings.ingest.limits.in_flight_size
         self.reading = 0
         """Bytes of bodies that are not complete."""
         self.buffer = memoryview(bytearray(_CHUNK))

@@ -115,7 +115,7 @@ class HttpHandler(ProtocolHandler):
         from bridge.http.connections import Connections
 
         http = self._http
-        self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.max_in_flight)
+        self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.limits.in_flight)
         self._app = HttpApp(self._settings, self._intake)
         self._connections = Connections(self._settings, self._app, service.loop, is_current=self._is_current)
         self._timer = service.loop.call_later(_CHECK_S, self._check)
@@ -157,20 +157,20 @@ class HttpHandler(ProtocolHandler):
         from bridge.http.connections import REFUSAL
 
         http = self._http
-        plain = Acceptor(self._connections.connect, max_connections=http.max_connections, refusal=REFUSAL)
+        plain = Acceptor(self._connections.connect, max_connections=http.limits.connections, refusal=REFUSAL)
         found: dict[Address, Acceptor] = {}
         if http.port is not None:
             found[Address(http.host, http.port)] = plain
         if http.tls_port is not None:
             found[Address(http.host, http.tls_port)] = replace(
-                plain, tls=self._in_force, handshake_s=http.first_request_s
+                plain, tls=self._in_force, handshake_s=http.limits.first_request_timeout
             )
         return found
 
     def readiness(self) -> Mapping[str, bool]:
         """Return whether requests are accepted and Pulsar confirms their messages."""
         intake = self._intake
-        ready = intake is not None and intake.stalled_for < self._settings.ingest.stall_s
+        ready = intake is not None and intake.stalled_for < self._settings.ingest.stall_warning
         return {"http": ready and not (self._app is not None and self._app.closing)}
 
     def close(self) -> None:

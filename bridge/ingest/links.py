@@ -136,7 +136,7 @@ class LinkRunner:
             client_id=mqtt.client_id,
             protocol=mqtt.protocol,
             order="none: shared subscription" if ingest.share else "per device",
-            keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.all_rules} or "{mqtt_topic}",
+            keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.all_routes} or "{mqtt_topic}",
         )
         return IngestWorker(
             self._settings,

@@ -67,7 +67,7 @@ class IngestService:
 
     def __init__(self, settings: Settings, *, shares_ports: bool = False) -> None:
         self.settings = settings
-        self.health = Health(settings.metrics.stuck_s)
+        self.health = Health(settings.metrics.stuck_after)
         self._part = self.health.part("protocols")
         self.handlers = load_handlers(settings.messaging_protocols)
         self.ready = threading.Event()
@@ -152,7 +152,7 @@ class IngestService:
             state="stopping" if self.stopping.is_set() else state,
             started_ms=self._started_ms,
             written_ms=time.time_ns() // 1_000_000,
-            interval_s=self.settings.ingest.advertise_s,
+            interval_s=self.settings.ingest.status_interval,
             protocols={
                 name: ProtocolRecord(data[name], [f"{a.host}:{a.port}" for a in listeners[name]], dict(ready[name]))
                 for name in data
@@ -240,11 +240,11 @@ class IngestService:
         if self.settings.pulsar.provision != "off":
             stack.enter_context(watching_policies(self.admin, self.partitions))
         self._client = PulsarClient(self.settings.pulsar)
-        if self.settings.ingest.presence_every_s:
+        if self.settings.ingest.presence_interval:
             self._presence = PresenceWriter(self._client, self.admin)
             self._presence.start()
         self.running.go(self, Phase.ADVERTISE)
-        self._advertiser = Advertiser(self._client, self.admin, self._record, self.settings.ingest.advertise_s)
+        self._advertiser = Advertiser(self._client, self.admin, self._record, self.settings.ingest.status_interval)
         self._advertiser.start()
         self.running.go(self, Phase.START)
         self.changed()
@@ -254,7 +254,7 @@ class IngestService:
         provision(
             self.admin,
             static_topics(self.settings),
-            presence=self.settings.ingest.presence_every_s > 0,
+            presence=self.settings.ingest.presence_interval > 0,
             resume=self.settings.ingest.resume_topic is not None,
         )
         if self.settings.pulsar.provision != "off":
@@ -289,7 +289,7 @@ class IngestService:
 
     def _begin_stop(self) -> None:
         if not self.stopping.is_set():
-            self.drain_deadline = time.monotonic() + self.settings.ingest.drain_s
+            self.drain_deadline = time.monotonic() + self.settings.ingest.drain
             self.stopping.set()
             self.health.stopping()
 
@@ -321,6 +321,6 @@ def run(settings: Settings, *, shares_ports: bool = False) -> bool:
     """Run ingest in the foreground until SIGTERM or SIGINT. Returns whether Pulsar's client has ended cleanly."""
     service = IngestService(settings, shares_ports=shares_ports)
     reduce_collections()
-    with stopping_on_signals("ingest", service.stop, settings.ingest.drain_s + CLOSE_S):
+    with stopping_on_signals("ingest", service.stop, settings.ingest.drain + CLOSE_S):
         service.run()
     return service.closed

@@ -49,7 +49,7 @@ def in_flight_limit(settings: Settings) -> int:
     It is twice the window. After a reconnect the broker resends a whole window while the former one is still in flight.
     A third window waits in the socket.
     """
-    return 2 * settings.ingest.max_in_flight
+    return 2 * settings.ingest.limits.in_flight
 
 
 def packet_limit(settings: Settings) -> int:
@@ -57,7 +57,7 @@ def packet_limit(settings: Settings) -> int:
 
     A dead letter needs device, length and head of a whole PUBLISH (H5), so this limit only bounds the memory.
     """
-    return max(settings.ingest.max_in_flight_bytes, settings.ingest.max_dead_letter_bytes) + HEAD_BYTES
+    return max(settings.ingest.limits.in_flight_size, settings.ingest.limits.dead_letter_size) + HEAD_BYTES
 
 
 class IngestWorker(LinkHandler):
@@ -83,7 +83,7 @@ class IngestWorker(LinkHandler):
         self.link = Link(
             settings.mqtt,
             self,
-            receive_maximum=settings.ingest.max_in_flight,
+            receive_maximum=settings.ingest.limits.in_flight,
             max_packet_bytes=packet_limit(settings),
         )
         self.draining = False
@@ -112,7 +112,7 @@ class IngestWorker(LinkHandler):
         self._silence = math.inf
         """Time after which the first message is late, by the monotonic clock."""
         self._received = False
-        self._credit = Credit(settings.ingest.max_in_flight)
+        self._credit = Credit(settings.ingest.limits.in_flight)
 
     @property
     def in_flight(self) -> int:
@@ -172,7 +172,7 @@ class IngestWorker(LinkHandler):
                 raise DeniedError(
                     f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
                     remedy=f"{subscription_remedy(self.settings.mqtt, self.link.client_id)}, or remove it from "
-                    "ingest.rules and ingest.filters",
+                    "ingest.routes and ingest.filters",
                 )
             if code < subscription.qos:
                 log.warning(
@@ -186,8 +186,8 @@ class IngestWorker(LinkHandler):
     def _ready(self, new: int) -> None:
         self.ready = True
         self._part.ready()
-        if not self._received and self._silence == math.inf and self.settings.ingest.silent_s:
-            self._silence = time.monotonic() + self.settings.ingest.silent_s
+        if not self._received and self._silence == math.inf and self.settings.ingest.silence_warning:
+            self._silence = time.monotonic() + self.settings.ingest.silence_warning
         log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], new=new)
 
     def _store_granted(self) -> None:
@@ -266,10 +266,11 @@ class IngestWorker(LinkHandler):
         if not self._received:
             log.warning(
                 "no message has come since the subscription. Action: if devices publish, check that the MQTT broker "
-                f"lets {subscriber(self.settings.mqtt, self.link.client_id)} read the filters, or correct ingest.rules "
-                "and ingest.filters. Mosquitto's acl_file grants every subscription, then drops messages silently",
+                f"lets {subscriber(self.settings.mqtt, self.link.client_id)} read the filters, or correct "
+                "ingest.routes and ingest.filters. Mosquitto's acl_file grants every subscription, then drops messages "
+                "silently",
                 filters=[s.filter for s in self._wanted],
-                after_s=self.settings.ingest.silent_s,
+                after_s=self.settings.ingest.silence_warning,
             )
 
     def next_in(self, now: float) -> float:

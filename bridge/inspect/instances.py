@@ -51,7 +51,7 @@ class Instances:
 
 def look_at_instances(settings: Settings) -> Instances:
     """Read the instances topic, and look up the owners of the topics; ``problem`` contains an error."""
-    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _PATIENCE_S})
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout": _PATIENCE_S})
     try:
         with PulsarAdmin(pulsar, timeout_s=_PATIENCE_S) as admin:
             if admin.partition_count(pulsar.system_topic(INSTANCES_TOPIC)) == 0:

@@ -1,7 +1,7 @@
 """Handles partitions that store nothing: asks Pulsar why, and blocks them if allowed.
 
 With ``ingest.on_blocked: wait``, the default, their messages wait. The link waits too, because acknowledgements leave
-in order of arrival (H4). ``deadletter`` blocks a partition without progress for ``ingest.blocked_s`` while Pulsar
+in order of arrival (H4). ``deadletter`` blocks a partition without progress for ``ingest.blocked_after`` while Pulsar
 answered, in this order:
 
 1. Store a note in the dead letter topic, to prove that Pulsar stores messages. If that fails, the count restarts.

@@ -120,8 +120,8 @@ class Intake:
         self._envelope = Envelope(link=link, protocol=protocol, mark=settings.ingest.retained == "mark")
         self._targets: BoundedMap[_Target] = BoundedMap(_TARGETS_BYTES, each=768, copies=5)
         self._skip_retained = settings.ingest.retained == "skip"
-        self._max_size = settings.ingest.max_message_bytes - PULSAR_RESERVE
-        self._limit_bytes = settings.ingest.max_in_flight_bytes
+        self._max_size = settings.ingest.limits.message_size - PULSAR_RESERVE
+        self._limit_bytes = settings.ingest.limits.in_flight_size
         self._dead_topic = settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         self._resume_topic = settings.pulsar.system_topic(RESUME_TOPIC)
         self._producers = PartitionProducers(
@@ -132,10 +132,12 @@ class Intake:
             metrics=self.metrics,
             wake=wake,
             on_refused=self._refused,
-            policy=BlockingPolicy(settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_s, owner=link),
-            idle=IdlePolicy(settings.ingest.idle_producer_s, settings.ingest.max_producers),
+            policy=BlockingPolicy(
+                settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_after, owner=link
+            ),
+            idle=IdlePolicy(settings.ingest.limits.producer_idle, settings.ingest.limits.producers),
         )
-        every_s = settings.ingest.presence_every_s
+        every_s = settings.ingest.presence_interval
         self._sightings = Sightings(every_s) if every_s and alive is not None else None
         self._alive = alive or (lambda _device: None)
         self._turn_count = 0
@@ -316,8 +318,8 @@ class Intake:
             at_us=time.time_ns() // 1000,
             properties=reading.properties,
             key=reading.key or None,
-            whole_bytes=self._settings.ingest.max_dead_letter_bytes,
-            properties_bytes=self._settings.ingest.max_message_bytes // 4,
+            whole_bytes=self._settings.ingest.limits.dead_letter_size,
+            properties_bytes=self._settings.ingest.limits.message_size // 4,
         )
         if len(reading.payload) < size:
             self.metrics.cut.inc()
@@ -373,7 +375,7 @@ class Intake:
         if self._mapper.forgets(now):
             self._targets.clear()
             self._producers.forget_resting()
-        if age < self._settings.ingest.stall_s:
+        if age < self._settings.ingest.stall_warning:
             if self._stalled:
                 self._part.ready()
                 log.warning("ingest no longer stalls. Action: none", after_s=round(now - self._stalled))

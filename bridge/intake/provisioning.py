@@ -37,7 +37,7 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: boo
     settings = admin.settings
     dead_letters = settings.system_topic(DEAD_LETTERS_TOPIC)
     if settings.provision == "off":
-        dial(settings, settings.connection_timeout_s)  # else nothing connects to Pulsar before the first message
+        dial(settings, settings.connection_timeout)  # else nothing connects to Pulsar before the first message
         try_writing(settings, (dead_letters, *readings))
         log.info(
             "pulsar.provision is off; not checked: retention, TTL, quota policy, topics, dead letters; "

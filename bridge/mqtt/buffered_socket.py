@@ -243,11 +243,11 @@ def dialled(settings: MqttSettings, limit: int) -> BufferedSocket:
     """Connect to the broker, with TLS if the settings require it; ``limit`` as for ``BufferedSocket``.
 
     The files that the settings name are read now, so that replaced ones are used. Blocks for up to twice
-    ``connect_timeout_s``.
+    ``connect_timeout``.
 
     Raises ConfigError if a PEM file cannot be used, OSError (ssl.SSLError) if there is no connection.
     """
-    sock = socket.create_connection((settings.host, settings.port), timeout=settings.connect_timeout_s)
+    sock = socket.create_connection((settings.host, settings.port), timeout=settings.connect_timeout)
     try:
         if settings.protocol != "5":
             # Before MQTT 5, which has a Receive Maximum, the kernel would buffer megabytes while we do not read: more

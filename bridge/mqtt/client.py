@@ -105,7 +105,7 @@ class Link(LoopThread):
         self._asked_qos = 0
         self._exactly_once = ExactlyOnce()
         self._max_packet_bytes = max_packet_bytes
-        self.keepalive = KeepAlive(float(settings.keep_alive_s))
+        self.keepalive = KeepAlive(settings.keep_alive)
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
@@ -307,7 +307,7 @@ class Link(LoopThread):
         self.granted = replace(connack.granted, epoch=self.epoch)
         self._outbox.connected(self.granted.receive_maximum)
         self._exactly_once.connected(session_present=self.granted.session_present)
-        keep_alive_s = self.settings.keep_alive_s if connack.keep_alive_s is None else connack.keep_alive_s
+        keep_alive_s = self.settings.keep_alive if connack.keep_alive_s is None else connack.keep_alive_s
         self.keepalive.opened(self._accepted_at, float(keep_alive_s))
         self.handler.on_connected(self.granted)
 
@@ -321,7 +321,7 @@ class Link(LoopThread):
         assert self._sock is not None
         if not self.connected:
             if now >= self._connack_deadline:
-                self._drop(f"no CONNACK within {self.settings.connect_timeout_s:g} s")
+                self._drop(f"no CONNACK within {self.settings.connect_timeout:g} s")
             return
         if self._reading_paused and self._sock.make_room(now):
             self.keepalive.received(now)
@@ -354,7 +354,7 @@ class Link(LoopThread):
             self._report_loss()
             return
         self._sock = sock
-        self._connack_deadline = time.monotonic() + s.connect_timeout_s
+        self._connack_deadline = time.monotonic() + s.connect_timeout
         sock.send(packet)
         self._write()
 
@@ -390,7 +390,7 @@ class Link(LoopThread):
         # close must not delay the others as long as a broker that is down.
         lasted = event.epoch > 0 and time.monotonic() - self._accepted_at >= AT_ONCE_S
         self.attempts = 0 if lasted else self.attempts + 1
-        shortest_s, longest_s = self.settings.reconnect_min_s, self.settings.reconnect_max_s
+        shortest_s, longest_s = float(self.settings.reconnect_min), float(self.settings.reconnect_max)
         if event.epoch:
             longest_s = min(longest_s, max(shortest_s, _SOON_S))
         self._next_attempt = time.monotonic() + backoff_s(self.attempts, shortest_s, longest_s, random.random())

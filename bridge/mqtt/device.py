@@ -245,7 +245,7 @@ def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]
     DeniedError or TransientError if there is no connection.
     """
     seen = _Probe(settings, filters)
-    seen.run(2 * settings.connect_timeout_s)
+    seen.run(2 * settings.connect_timeout)
     if len(seen.codes) < len(filters):
         lost = seen.lost
         if lost is not None and lost.remedy is not None:
@@ -262,7 +262,7 @@ def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
     token = secrets.token_hex(8)
     arrived = threading.Event()
     # Short waits: a server that starts refuses connections first.
-    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min_s=0.05, reconnect_max_s=0.25)
+    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min="50ms", reconnect_max="250ms")
     client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
     client.connect(timeout)
     try:

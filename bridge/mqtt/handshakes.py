@@ -189,11 +189,11 @@ def connect_packet(
         if password is not None:  # none without a user name (MQTT-3.1.2-22 of MQTT 3.1.1)
             flags |= 0x40
             payload += text_bytes(password)
-    head = _NAMES[settings.protocol] + struct.pack("!BH", flags, settings.keep_alive_s)
+    head = _NAMES[settings.protocol] + struct.pack("!BH", flags, int(settings.keep_alive))
     if settings.protocol == "5":
         properties = struct.pack("!BH", 0x21, receive_maximum)
         if persistent:
-            properties += struct.pack("!BI", 0x11, settings.session_expiry_s)
+            properties += struct.pack("!BI", 0x11, int(settings.session_expiry))
         head += length_bytes(len(properties)) + properties
     return _packet(0x10, head + payload)
 

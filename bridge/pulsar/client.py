@@ -182,7 +182,7 @@ class PulsarClient:
             self._client = pulsar.Client(
                 settings.service_url,
                 authentication=auth,
-                operation_timeout_seconds=int(settings.operation_timeout_s),
+                operation_timeout_seconds=int(settings.operation_timeout),
                 io_threads=io_threads,
                 stats_interval_in_seconds=0,
                 tls_trust_certs_file_path=_text(settings.tls_ca),
@@ -190,7 +190,7 @@ class PulsarClient:
                 # The client reads these files at each connect. With a token, the certificate is for TLS only.
                 tls_certificate_file_path=_text(settings.tls_certificate),
                 tls_private_key_file_path=_text(settings.tls_private_key),
-                connection_timeout_ms=int(settings.connection_timeout_s * 1000),
+                connection_timeout_ms=int(settings.connection_timeout * 1000),
                 logger=_client_log(settings.client_log),
             )
 
@@ -222,7 +222,7 @@ class PulsarClient:
 
     def _explain(self) -> None:
         try:
-            dial(self.settings, self.settings.connection_timeout_s)
+            dial(self.settings, self.settings.connection_timeout)
         except TransientError as e:
             log.debug("the direct connection to Pulsar failed", why=e.what)
 

@@ -7,6 +7,7 @@ resources, ``pulsebridge provision --dry-run`` prints the commands. The order ma
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -262,7 +263,8 @@ def tenant_step(tenant: str, clusters: Sequence[str] = ()) -> Step:
 
 def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
     """Return the steps for a namespace that retains its messages: the namespace, then its policies."""
-    minutes, size = pulsar.retention_minutes, pulsar.retention_mb
+    minutes = -1 if pulsar.retention is None else math.ceil(pulsar.retention / 60)
+    size = -1 if pulsar.retention_size is None else math.ceil(pulsar.retention_size / 1024 / 1024)
     unused = {
         "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
         "maxInactiveDurationSeconds": 60,

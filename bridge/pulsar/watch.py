@@ -81,7 +81,7 @@ def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[
     if settings.metrics.port == 0:
         yield
         return
-    part = health.part("pulsar", answers_within_s=_PATIENCE * settings.metrics.probe_s)
+    part = health.part("pulsar", answers_within_s=_PATIENCE * settings.metrics.probe_interval)
 
     def answered() -> None:
         part.turned(time.monotonic())
@@ -91,11 +91,11 @@ def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[
         log.debug("Pulsar does not answer", why=error.what)
         part.waits(error.what)
 
-    quick = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
+    quick = settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S})
     client = PulsarClient(quick)
     watch = Watch(
         "pulsar-watch",
-        settings.metrics.probe_s,
+        settings.metrics.probe_interval,
         lambda: client.partitions(topic),
         over=lambda: health.ending,
         answered=answered,

@@ -318,7 +318,7 @@ def watching_compaction(
     and returns whether it will; ``roster_aged`` does the same for the owner of the roster of groups.
     """
     ages = RewriteSchedule()
-    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _LOOKUP_S})
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S})
     cursors = pulsar.system_topic(CURSORS_TOPIC)
     presence = pulsar.system_topic(PRESENCE_TOPIC)
     roster = pulsar.system_topic(GROUP_ROSTER_TOPIC)

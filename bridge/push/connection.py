@@ -79,7 +79,7 @@ class Connection(LinkHandler):
             self,
             client_id=f"{push.client_id}-{partition}",
             persistent=False,
-            window=push.window + ANSWERS_AT_ONCE,
+            window=push.limits.window + ANSWERS_AT_ONCE,
         )
         self.inbound = Inbound(settings, self.log, self.link, metrics.all, self._up_if_ready)
         self.ownership = Ownership(self.log.cursors)

@@ -130,7 +130,7 @@ def outgoing(push: Push, settings: PushSettings, tags: PositionTags, partition: 
         topic,
         PublishProperties(
             user=tuple(user),
-            response_topic=answer_topic(settings.answer_topic, partition) if answers else None,
+            response_topic=answer_topic(settings.answers.topic, partition) if answers else None,
             correlation_data=position.encode() if answers else None,
             expiry_s=left_s,
         ),

@@ -163,7 +163,7 @@ class Effects:
             self._metrics.forged_answers.inc()
             log.warning(
                 "push ignored an answer whose position has a wrong tag: its sender did not receive the command. Action: "
-                "see which client publishes to push.answer_topic, and that the device gives the position back whole",
+                "see which client publishes to push.answers.topic, and that the device gives the position back whole",
                 partition=self._log.partition,
                 device=device[:_SHOWN],
                 position=str(answer.position),

@@ -50,7 +50,7 @@ def settled_by(confirm: str, *, reports_absence: bool) -> str:
         )
     return accepted + (
         "this broker accepts it as well when no client is subscribed: what is sent between a device's end and the sign of "
-        "that (push.presence, push.silence_s) is sent again only if the sign comes within push.unsure_s; "
+        "that (push.presence.rules, push.presence.silence) is sent again only if the sign comes within push.offline.resend_confirmed; "
         "push.confirm: device promises delivery, where devices answer"
     )
 
@@ -72,10 +72,10 @@ class Inbound:
         self._link = link
         self._metrics = metrics
         self._changed = changed
-        self._presence = PresenceRules(settings.push.presence)
+        self._presence = PresenceRules(settings.push.presence.rules)
         self._filters = list(self._presence.filters)
         if settings.push.confirm == "device":
-            self._filters.append(answer_filter(settings.push.answer_topic, partition_log.partition))
+            self._filters.append(answer_filter(settings.push.answers.topic, partition_log.partition))
         self._core: Partition | None = None
         self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
         # By device the latest sign, whether it is one of life, and when it came.
@@ -106,7 +106,7 @@ class Inbound:
         if self._settings.mqtt.protocol == "5":
             # Ask by a topic that no client can know whether PUBACK reports absent subscribers (MQTT 5, 3.4.2.1).
             self._link.publish(
-                f"{self._settings.push.answer_topic}/nobody/{uuid.uuid4().hex}",
+                f"{self._settings.push.answers.topic}/nobody/{uuid.uuid4().hex}",
                 b"",
                 properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
                 confirmed=self._asked,
@@ -147,7 +147,7 @@ class Inbound:
                 "the MQTT broker refused the question whether it reports that no client is subscribed. Until it reports so for a "
                 "command, parked devices wait for a sign of life. Action: allow "
                 f"{subscriber(mqtt, self._link.client_id)} to write there",
-                mqtt_topic=f"{self._settings.push.answer_topic}/nobody/+",
+                mqtt_topic=f"{self._settings.push.answers.topic}/nobody/+",
                 reason=f"0x{reason:02X}",
             )
 
@@ -181,7 +181,7 @@ class Inbound:
             if self._core is not None:
                 self._notice(self._core)
             return
-        answer = parse_answer(message, self._settings.push.answer_topic, self._log.partition)
+        answer = parse_answer(message, self._settings.push.answers.topic, self._log.partition)
         if answer is not None and self._answered(answer):
             reach("after_answer")
             self._metrics.answers.inc()

@@ -70,7 +70,7 @@ class Owner(Receiver):
         self._clock = clock
         self._log = connection.log
         self._next_look = 0.0
-        every_s, now = settings.push.move_parked_after_s, time.monotonic()
+        every_s, now = settings.push.offline.relocate_after, time.monotonic()
         self._retention = RetentionMover(core, source.puller, source.last, every_s=every_s, now=now)
         self._effects = Effects(
             settings,
@@ -108,7 +108,7 @@ class Owner(Receiver):
         self._source.puller.drain()
         core.drain()
         self._rewriter.drain()
-        self._drain(time.monotonic() + self._settings.push.drain_s)
+        self._drain(time.monotonic() + self._settings.push.drain)
 
     def _drain(self, end: float) -> None:
         ownership = self._connection.ownership
@@ -159,7 +159,7 @@ class Owner(Receiver):
         link = self._connection.link
         topic = self._effects.overdue() if link.connected else None
         if topic is not None:
-            timeout_s = self._settings.push.puback_timeout_s
+            timeout_s = self._settings.push.puback_timeout
             log.warning(
                 "the MQTT broker does not confirm what push publishes, and push reconnects. Action: see whether the "
                 "broker blocks publishers",

@@ -170,7 +170,7 @@ class _Answers:
         Returns whether the broker may have ended it for a command: not while an answer is young, which may be the cause
         as well. That one goes later on the next connection, so that each is seen without the other.
         """
-        now, timeout = time.monotonic(), self._settings.push.puback_timeout_s
+        now, timeout = time.monotonic(), self._settings.push.puback_timeout
         closed = perhaps_for_a_packet(event)
         if not event.epoch:  # the broker itself was the cause
             for answer in self._answers.values():
@@ -196,7 +196,7 @@ class _Answers:
     def overdue(self, now: float) -> str | None:
         """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
         self._send_suspect(now)
-        before = now - self._settings.push.puback_timeout_s
+        before = now - self._settings.push.puback_timeout
         sent = ((one.topic, one.sent_at) for one in self._answers.values())
         return next((topic for topic, at in sent if at is not None and at <= before), None)
 
@@ -289,7 +289,7 @@ class ResumeRequests:
         self._source = source
         self._metrics = metrics
         self._tags = tags
-        self._rate = RefusalRate(settings.push.resume_refusals_per_s, settings.push.resume_every_s)
+        self._rate = RefusalRate(settings.push.resume.refusals_per_second, settings.push.resume.interval)
         self._answers = _Answers(settings, link, core.flights, partition_log, self._done)
         self._count = 0
         self._messages: dict[int, MessageId] = {}  # requests that are not acknowledged
@@ -319,7 +319,9 @@ class ResumeRequests:
             self._done(token)
             return
         try:
-            text, after = read_from(payload, device, self._log.partition, self._tags, earliest=push.resume_earliest)
+            text, after = read_from(
+                payload, device, self._log.partition, self._tags, earliest=push.resume.allow_earliest
+            )
         except ContractError as e:
             self._refuse(token, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
             return
@@ -333,8 +335,8 @@ class ResumeRequests:
         if self._answers.full or not self._rate.allows(device, time.monotonic()):
             self._metrics.resume_answers.labels("dropped").inc()
             log.warning(
-                "push dropped requests to resume: it would refuse them, and they exceed push.resume_refusals_per_s or "
-                "come from one device within push.resume_every_s. Action: see which clients may publish to "
+                "push dropped requests to resume: it would refuse them, and they exceed push.resume.refusals_per_second or "
+                "come from one device within push.resume.interval. Action: see which clients may publish to "
                 "ingest.resume_topic",
                 partition=self._log.partition,
                 device=device[:_SHOWN],
@@ -385,7 +387,7 @@ class ResumeRequests:
         self._answers.push_confirmed(number)
 
     def _answer(self, token: int, device: str, payload: bytes) -> None:
-        topic = f"{self._settings.push.resumed_topic}/{device}"
+        topic = f"{self._settings.push.resume.answer_topic}/{device}"
         if publish_topic_problem(topic) is not None:
             self._done(token)
         else:

@@ -3,7 +3,7 @@
 A request is the position of the last command that the device has had, with its tag: ``{"from": "0.3.7.1.-1.<tag>"}``, or the
 bare text, or the six topic levels ``0/3/7/1/-1/<tag>`` as they follow a command's topic. The tag proves that the request
 comes from this device (``position_tags``). ``earliest``, for all that Pulsar still has, proves nothing: push refuses it
-without ``push.resume_earliest``.
+without ``push.resume.allow_earliest``.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_from(
     text = _text_of(payload)
     if text == EARLIEST_TEXT:
         if not earliest:
-            raise ContractError("earliest is not allowed here: see push.resume_earliest")
+            raise ContractError("earliest is not allowed here: see push.resume.allow_earliest")
         return text, BEFORE_ALL
     found = read_position(text)
     if found.generation != GENERATION:

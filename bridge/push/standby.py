@@ -103,8 +103,8 @@ class Standby:
         limits = limits_of(push)
         cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
         ownership.read(cursors.until)
-        pending_bytes = push.pending_mb * 1024 * 1024
-        budget = Budget(push.pending, pending_bytes)
+        pending_bytes = push.limits.pending_size
+        budget = Budget(push.limits.pending, pending_bytes)
         source = self._subscribe(budget, pending_bytes, limits.resume_max)
         if source is None:
             return None

@@ -47,9 +47,9 @@ class Session:
         payloads: Payloads,
         trace: str = "",
     ) -> None:
-        metrics.pending_limit.set(settings.push.pending)
-        metrics.pending_limit_bytes.set(settings.push.pending_mb * 1024 * 1024)
-        metrics.in_flight_limit.set(settings.push.window)
+        metrics.pending_limit.set(settings.push.limits.pending)
+        metrics.pending_limit_bytes.set(settings.push.limits.pending_size)
+        metrics.in_flight_limit.set(settings.push.limits.window)
         self._metrics = metrics
         self._stopping = stopping
         self._connection = Connection(settings, partition, metrics, part, stopping)

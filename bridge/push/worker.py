@@ -48,7 +48,7 @@ class PushWorker:
         self._settings = settings
         self._wanted = tuple(partitions)
         self._metrics = metrics or PushMetrics()
-        self._health = health or Health(settings.metrics.stuck_s)
+        self._health = health or Health(settings.metrics.stuck_after)
         self._stopping = stopping or threading.Event()
         self._trace = trace
         self._failure: BaseException | None = None

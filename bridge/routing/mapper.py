@@ -135,7 +135,7 @@ class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
     ``known`` are the existing topics, by local name; a topic outside the default namespace has the prefix
-    ``tenant/namespace/``. They count towards ``max_topics``. A budget is shared with the mappers of other threads. A
+    ``tenant/namespace/``. They count towards ``limits.topics``. A budget is shared with the mappers of other threads. A
     name has at most ``max_name_bytes``. Results are cached within ``cache_bytes``.
     """
 
@@ -155,7 +155,7 @@ class Mapper:
         self._rules, _ = compile_rules(settings, pulsar)
         self._default_namespace = namespaces_of(pulsar)[0]
         self._max_name = max_name_bytes
-        self._max_payload = settings.max_message_bytes
+        self._max_payload = settings.limits.message_size
         self._budget = known if isinstance(known, TopicBudget) else topic_budget(settings, known)
         self._period = self._budget.period
         self._commands = [(rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic]
@@ -180,7 +180,7 @@ class Mapper:
             settings.ingest,
             pulsar=settings.pulsar,
             known=known,
-            answers=settings.push.resumed_topic,
+            answers=settings.push.resume.answer_topic,
             max_name_bytes=settings.max_name_bytes,
         )
 
@@ -342,7 +342,7 @@ class Mapper:
 
 def topic_budget(settings: IngestSettings, known: Iterable[str] = ()) -> TopicBudget:
     """Return the budget of the Pulsar topics that routes may name. ``known`` are existing topics."""
-    return TopicBudget(settings.max_topics, settings.max_topics_per_device, settings.topic_idle_s, known)
+    return TopicBudget(settings.limits.topics, settings.limits.topics_per_device, settings.limits.topic_idle, known)
 
 
 def _names_of(rule: CompiledRule) -> Callable[[str], bool]:

@@ -107,15 +107,17 @@ def compile_rules(settings: IngestSettings, pulsar: PulsarSettings | None) -> tu
     rules: list[CompiledRule] = []
     problems: list[str] = []
     usable = namespaces_of(pulsar)
-    for number, rule in enumerate(settings.all_rules):
+    for number, rule in enumerate(settings.all_routes):
         preset = settings.preset_of(rule.name)
-        where = f"ingest.rules.{number}" if preset is None else f"ingest.presets: {preset}"
+        where = f"ingest.routes.{number}" if preset is None else f"ingest.presets: {preset}"
         try:
             rules.append(_compile(rule, usable))
         except ValueError as e:
             problems.append(f"{where} ({rule.name}): {e}")
-    names = [rule.name for rule in settings.all_rules]
-    problems += [f"ingest.rules: the name {n!r} is duplicate" for n in sorted({n for n in names if names.count(n) > 1})]
+    names = [rule.name for rule in settings.all_routes]
+    problems += [
+        f"ingest.routes: the name {n!r} is duplicate" for n in sorted({n for n in names if names.count(n) > 1})
+    ]
     return rules, problems
 
 
@@ -179,7 +181,7 @@ def mapping_problems(settings: IngestSettings, pulsar: PulsarSettings | None = N
         try:
             parsed = Filter.parse(text)
             if any(parsed.names):
-                raise ValueError(f"filter {text!r}: names are allowed in ingest.rules only")
+                raise ValueError(f"filter {text!r}: names are allowed in ingest.routes only")
             filters.append(parsed)
         except ValueError as e:
             problems.append(f"ingest.filters.{number}: {e}")
@@ -201,7 +203,7 @@ def _collisions(rules: Sequence[CompiledRule]) -> Iterator[str]:
                 continue
             if meet(a.local_pattern, b.local_pattern) and meet(a.key.pattern(), b.key.pattern()):
                 yield (
-                    f"ingest.rules: {a.name} and {b.name} could write different MQTT topics to one Pulsar topic under "
+                    f"ingest.routes: {a.name} and {b.name} could write different MQTT topics to one Pulsar topic under "
                     f"one key ({a.topic.text!r} with {a.key.text!r}, {b.topic.text!r} with {b.key.text!r}): give them "
                     "other topics, or set shared: true if they are for the same devices"
                 )
@@ -241,9 +243,9 @@ def subscriptions(settings: IngestSettings) -> tuple[str, ...]:
     if settings.filters:
         return tuple(dict.fromkeys(settings.filters))
     try:
-        found = [Filter.parse(rule.filter) for rule in settings.all_rules]
+        found = [Filter.parse(rule.filter) for rule in settings.all_routes]
     except ValueError as e:
-        raise ConfigError(f"ingest.rules: {e}") from e
+        raise ConfigError(f"ingest.routes: {e}") from e
     unique = {one.mqtt: one for one in found}
     kept = [text for text, one in unique.items() if not any(o.covers(one) for t, o in unique.items() if t != text)]
     return tuple(kept) or ("#",)

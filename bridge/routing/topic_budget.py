@@ -1,11 +1,11 @@
 """Limits the Pulsar topics that devices may name, by route and by device.
 
 A topic costs metadata in Pulsar and a producer in ingest, and a client chooses its name. So each route may have
-``ingest.max_topics``. Each device in the MQTT topic may have ``ingest.max_topics_per_device`` of these. No route or
-device can use the budget of another (H46). A route with a fixed Pulsar topic is never refused.
+``ingest.limits.topics``. Each device in the MQTT topic may have ``ingest.limits.topics_per_device`` of these. No route
+or device can use the budget of another (H46). A route with a fixed Pulsar topic is never refused.
 
-At the end of each period of ``ingest.topic_idle_s`` the topics are released that no message of the period named. They
-stay in Pulsar, so a route adds at most one budget of topics to Pulsar in each period.
+At the end of each period of ``ingest.limits.topic_idle`` the topics are released that no message of the period named.
+They stay in Pulsar, so a route adds at most one budget of topics to Pulsar in each period.
 """
 
 from __future__ import annotations
@@ -67,14 +67,13 @@ class TopicBudget:
             owner = self._previous.pop(full, None)
             if owner is None:
                 owner, whole = _Owner(route, device), _Owner(route, None)
-                if not fixed and self._counts[whole] >= self._per_route:
-                    return (
-                        f"route {route} has {self._counts[whole]} Pulsar topics, ingest.max_topics is {self._per_route}"
-                    )
+                count = self._counts[whole]
+                if not fixed and count >= self._per_route:
+                    return f"route {route} has {count} Pulsar topics, ingest.limits.topics is {self._per_route}"
                 if not fixed and device is not None and self._counts[owner] >= self._per_device:
                     return (
                         f"the device has {self._counts[owner]} Pulsar topics of route {route}, "
-                        f"ingest.max_topics_per_device is {self._per_device}"
+                        f"ingest.limits.topics_per_device is {self._per_device}"
                     )
                 for one in {owner, whole}:
                     self._counts[one] += 1

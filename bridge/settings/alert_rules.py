@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bridge.errors import ConfigError
+from bridge.settings.units import Duration
 
 __all__ = ["FIELD", "READINGS", "WHOLE", "AlertRule", "Sql", "load_rules"]
 
@@ -30,18 +31,18 @@ _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "above": ("limit",),
     "falling": ("per_minute",),
     "rising": ("per_minute",),
-    "silence": ("after_minutes",),
+    "silence": ("after",),
     "sql": ("condition",),
 }
 _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
     "column": ("below", "above", "falling", "rising", "silence"),
     "limit": ("below", "above"),
     "per_minute": ("falling", "rising"),
-    "within_minutes": ("falling", "rising"),
+    "within": ("falling", "rising"),
     "clear": ("below", "above", "falling", "rising"),
-    "for_minutes": ("below", "above"),
-    "over_minutes": ("falling", "rising"),
-    "after_minutes": ("silence",),
+    "for_": ("below", "above"),
+    "over": ("falling", "rising"),
+    "after": ("silence",),
     "condition": ("sql",),
     "every": ("sql",),
 }
@@ -86,11 +87,11 @@ class AlertRule(BaseModel):
         None,
         allow_inf_nan=False,
         description="Value or rate at which an alert is over: the value of below and above (default: limit), the rate "
-        "of falling and rising with over_minutes (default: per_minute).",
+        "of falling and rising with over (default: per_minute).",
     )
-    for_minutes: float = Field(
-        0.0,
-        ge=0,
+    for_: Duration = Field(
+        Duration(0),
+        alias="for",
         description="below, above: how long readings must be beyond the limit, by the device's time.",
     )
     per_minute: float | None = Field(
@@ -99,15 +100,13 @@ class AlertRule(BaseModel):
         allow_inf_nan=False,
         description="falling, rising: the change per minute that is too fast.",
     )
-    within_minutes: float = Field(
-        15.0, gt=0, description="falling, rising: maximum age of the previous reading for a comparison, in minutes."
+    within: Duration = Field(
+        Duration("15m"), gt=0, description="falling, rising: maximum age of the previous reading for a comparison."
     )
-    over_minutes: float | None = Field(
-        None, gt=0, le=1440, description="falling, rising: time over which the change is measured, in minutes."
+    over: Duration | None = Field(
+        None, gt=0, le=86_400, description="falling, rising: time over which the change is measured, at most 1d."
     )
-    after_minutes: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="silence: time without a message, in minutes."
-    )
+    after: Duration | None = Field(None, gt=0, description="silence: time without a message.")
     condition: str | None = Field(
         None, min_length=1, description="sql: a boolean SQL expression over the columns of the table."
     )
@@ -121,9 +120,7 @@ class AlertRule(BaseModel):
     )
     message: str | None = Field(None, description="Text for operators.")
     cleared_message: str | None = Field(None, description="Text at the end of an alert.")
-    expires_s: float | None = Field(
-        3600.0, gt=0, allow_inf_nan=False, description="Time until the command expires, in seconds."
-    )
+    expires: Duration | None = Field(Duration("1h"), gt=0, description="Time until the command expires; null: never.")
     to: str | Sql | None = Field(
         None, description="Device that the command goes to; none: no command. Default: the row's device."
     )
@@ -141,7 +138,7 @@ class AlertRule(BaseModel):
                 raise ValueError(f"{name}: a rule of kind {self.kind} needs {name}")
         for name, kinds in _ONLY_FOR.items():
             if name in self.model_fields_set and self.kind not in kinds:
-                raise ValueError(f"{name}: is for {' and '.join(kinds)}, remove it from this {self.kind}")
+                raise ValueError(f"{name.rstrip('_')}: is for {' and '.join(kinds)}, remove it from this {self.kind}")
         self._check_what()
         self._check_clear()
         self._check_command()
@@ -184,7 +181,7 @@ class AlertRule(BaseModel):
         if not self.lasts and (
             "clear" in self.model_fields_set or self.notify_cleared or self.cleared_message is not None
         ):
-            adds = "every: change" if self.kind == "sql" else "over_minutes"
+            adds = "every: change" if self.kind == "sql" else "over"
             raise ValueError(
                 f"clear: {self.kind} from one reading to the next fires each time and never clears, "
                 f"add {adds}, or remove clear, notify_cleared and cleared_message"
@@ -212,9 +209,7 @@ class AlertRule(BaseModel):
     @property
     def lasts(self) -> bool:
         """Whether an alert fires once and lasts until it clears; otherwise each reading may raise one."""
-        return (
-            self.every == "change" if self.kind == "sql" else self.kind not in _RATES or self.over_minutes is not None
-        )
+        return self.every == "change" if self.kind == "sql" else self.kind not in _RATES or self.over is not None
 
     @property
     def notifies_cleared(self) -> bool:

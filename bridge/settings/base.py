@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Section"]
+__all__ = ["COMMON", "Section"]
+
+COMMON: Final[dict[str, Any]] = {"common": True}
+"""``json_schema_extra`` of the settings that most installations set: the short list of ``pulsebridge config``."""
 
 
 class Section(BaseModel):

@@ -10,10 +10,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
+from bridge.settings.units import Duration, Size
+
 __all__ = [
     "FILE_SUFFIX",
     "field_at",
     "has_word_choices",
+    "is_common",
     "is_optional",
     "is_plain_text",
     "is_secret",
@@ -21,6 +24,7 @@ __all__ = [
     "nearest",
     "parts_of",
     "section_of",
+    "with_unit",
 ]
 
 FILE_SUFFIX = "_file"
@@ -50,6 +54,20 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 def is_secret(annotation: Any) -> bool:
     """Return whether a value of this type must never be printed."""
     return any(is_class(p, SecretStr, SecretBytes) for p in parts_of(annotation))
+
+
+def is_common(field: FieldInfo) -> bool:
+    """Return whether most installations set it: a field with ``json_schema_extra=COMMON``."""
+    return isinstance(field.json_schema_extra, dict) and bool(field.json_schema_extra.get("common"))
+
+
+def with_unit(annotation: Any, limit: float) -> str:
+    """Return the text of a limit of a setting, with the unit of a duration or a size."""
+    if any(is_class(part, Duration) for part in parts_of(annotation)):
+        return Duration(limit).text
+    if any(is_class(part, Size) for part in parts_of(annotation)):
+        return Size(int(limit)).text
+    return str(limit)
 
 
 def is_optional(annotation: Any) -> bool:

@@ -10,8 +10,9 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from bridge.routing.templates import Filter
 from bridge.settings.base import Section
+from bridge.settings.units import Duration, Size
 
-__all__ = ["CertificateTopics", "HttpSettings", "is_loopback"]
+__all__ = ["CertificateTopics", "HttpLimits", "HttpSettings", "is_loopback"]
 
 NAME_IN_FILTER = "{name}"
 """The name of the certificate in ``CertificateTopics.topics``."""
@@ -37,6 +38,51 @@ class CertificateTopics(Section):
         for text in value:
             Filter.parse(text.replace(NAME_IN_FILTER, "name"))
         return value
+
+
+class HttpLimits(Section):
+    """The limits of the handler and of its clients."""
+
+    head_size: Size = Field(
+        Size("16KiB"),
+        ge=1024,
+        le=1024 * 1024,
+        description="Maximum size of the request line with all headers; a larger one is refused with 431.",
+    )
+    body_size: Size = Field(
+        Size("4MiB"),
+        ge=1,
+        description="Maximum size of a request body; a larger one is refused with 413. All bodies that are being read "
+        "share ingest.limits.in_flight_size.",
+    )
+    in_flight: int = Field(
+        1000,
+        ge=1,
+        description="Maximum number of received messages that are not yet stored in Pulsar; beyond it: 503 with "
+        "Retry-After.",
+    )
+    connections: int = Field(
+        250,
+        ge=1,
+        description="Maximum number of open connections, with those in a TLS handshake; further ones are closed at "
+        "once. Before a client has authenticated, each uses up to 16 KB and head_size, with TLS up to 500 KB: 8 or "
+        "125 MB in all by default. The process always keeps some file descriptors free.",
+    )
+    store_timeout: Duration = Field(
+        Duration("10s"),
+        gt=0,
+        description="Maximum time that a request waits for Pulsar before it is answered with 503.",
+    )
+    first_request_timeout: Duration = Field(
+        Duration("5s"),
+        gt=0,
+        description="Maximum time of a new client for its TLS handshake, and then for the head of its first request.",
+    )
+    read_timeout: Duration = Field(
+        Duration("30s"),
+        gt=0,
+        description="Maximum time of a client to send a body, or to begin and send the head of its next request.",
+    )
 
 
 class HttpSettings(Section):
@@ -83,48 +129,7 @@ class HttpSettings(Section):
         False,
         description="Whether clients may publish to ingest.resume_topic, so that push resends commands.",
     )
-    max_head_bytes: int = Field(
-        16 * 1024,
-        ge=1024,
-        le=1024 * 1024,
-        description="Maximum size of the request line with all headers, in bytes; a larger one is refused with 431.",
-    )
-    max_body_bytes: int = Field(
-        4 * 1024 * 1024,
-        ge=1,
-        description="Maximum size of a request body, in bytes; a larger one is refused with 413. All bodies that are "
-        "being read share ingest.max_in_flight_bytes.",
-    )
-    max_in_flight: int = Field(
-        1000,
-        ge=1,
-        description="Maximum number of received messages that are not yet stored in Pulsar; beyond it: 503 with "
-        "Retry-After.",
-    )
-    max_connections: int = Field(
-        250,
-        ge=1,
-        description="Maximum number of open connections, with those in a TLS handshake; further ones are closed at "
-        "once. Before a client has authenticated, each uses up to 16 KB and max_head_bytes, with TLS up to 500 KB: 8 "
-        "or 125 MB in all by default. The process always keeps some file descriptors free.",
-    )
-    store_timeout_s: float = Field(
-        10.0,
-        gt=0,
-        description="Maximum time that a request waits for Pulsar before it is answered with 503, in seconds.",
-    )
-    first_request_s: float = Field(
-        5.0,
-        gt=0,
-        description="Maximum time of a new client for its TLS handshake, and then for the head of its first request, "
-        "in seconds.",
-    )
-    read_timeout_s: float = Field(
-        30.0,
-        gt=0,
-        description="Maximum time of a client to send a body, or to begin and send the head of its next request, in "
-        "seconds.",
-    )
+    limits: HttpLimits = Field(default_factory=HttpLimits, description="The limits of the handler and of its clients.")
 
     @model_validator(mode="after")
     def _consistent(self) -> HttpSettings:

@@ -1,4 +1,4 @@
-"""Settings of the ingest tier: topic rules and limits."""
+"""Settings of the ingest tier: routes and limits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,62 @@ from pydantic import Field, field_validator
 
 from bridge.routing.shard import Shard
 from bridge.routing.templates import Filter
-from bridge.settings.base import Section
+from bridge.settings.base import COMMON, Section
 from bridge.settings.links import LinkSettings
 from bridge.settings.presets import load_preset, preset_names
 from bridge.settings.rules import TopicRule
+from bridge.settings.units import Duration, Size
 
-__all__ = ["IngestSettings", "TopicRule"]
+__all__ = ["IngestLimits", "IngestSettings", "TopicRule"]
+
+
+class IngestLimits(Section):
+    """The limits of ingest: messages in flight, their sizes, and topics that devices name."""
+
+    in_flight: int = Field(1000, ge=1, le=32767, description="Maximum number of unacknowledged messages from MQTT.")
+    in_flight_size: Size = Field(
+        Size("64MiB"), ge=1024 * 1024, description="Maximum size of messages that are not yet stored in Pulsar."
+    )
+    message_size: Size = Field(
+        Size("5MiB"),
+        ge=128 * 1024,
+        description="Pulsar's maxMessageSize; larger messages are dead letters.",
+    )
+    dead_letter_size: Size = Field(
+        Size("32MiB"),
+        ge=64 * 1024,
+        description="Payloads that Pulsar does not accept are kept as dead letters, in chunks, up to this size; of "
+        "larger ones only the head is kept, and they count as lost.",
+    )
+    topics: int = Field(
+        1000,
+        ge=1,
+        description="Maximum number of Pulsar topics that devices may name by one route, and as many for messages "
+        "without a route; beyond it: dead letters.",
+    )
+    topics_per_device: int = Field(
+        100,
+        ge=1,
+        description="Maximum number of these topics that one device may name, if the MQTT topic contains the device.",
+    )
+    topic_idle: Duration = Field(
+        Duration("1d"),
+        gt=0,
+        description="A Pulsar topic without messages for one to two times this does not count towards both; it stays "
+        "in Pulsar.",
+    )
+    producers: int = Field(
+        2000,
+        ge=1,
+        description="Maximum number of open producers of a link, one for each written partition; beyond it those "
+        "without a message for 5 seconds are closed, the longest idle first.",
+    )
+    producer_idle: Duration = Field(
+        Duration("10m"),
+        gt=0,
+        description="The producer of a partition without messages is closed after this; the next message opens "
+        "another.",
+    )
 
 
 class IngestSettings(Section):
@@ -23,15 +73,19 @@ class IngestSettings(Section):
         (),
         description="MQTT brokers to read from, each with its differences from the section mqtt; default: only that "
         "one.",
+        json_schema_extra=COMMON,
     )
-    rules: tuple[TopicRule, ...] = Field((), description="Topic rules, in order.")
+    routes: tuple[TopicRule, ...] = Field(
+        (), description="Routes of MQTT topics to Pulsar topics, in order.", json_schema_extra=COMMON
+    )
     presets: tuple[str, ...] = Field(
         (),
-        description="Names of ready-made rules that apply after ingest.rules: zigbee2mqtt, tasmota, homie, homie4, "
-        "chirpstack, thethingsstack. A rule in ingest.rules replaces a ready-made one of the same name.",
+        description="Names of ready-made routes that apply after ingest.routes: zigbee2mqtt, tasmota, homie, homie4, "
+        "chirpstack, thethingsstack. A route in ingest.routes replaces a ready-made one of the same name.",
+        json_schema_extra=COMMON,
     )
     filters: tuple[str, ...] = Field(
-        (), description="MQTT filters to subscribe to; default: the rules' own filters, without rules ``#``."
+        (), description="MQTT filters to subscribe to; default: the routes' own filters, without routes ``#``."
     )
     shard: str | None = Field(
         None,
@@ -50,49 +104,8 @@ class IngestSettings(Section):
         description="QoS of the subscriptions, 0 or 1; at 1 a message published at QoS 2 arrives at least once, never "
         "less.",
     )
-    max_in_flight: int = Field(1000, ge=1, le=32767, description="Maximum number of unacknowledged messages from MQTT.")
-    max_in_flight_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024 * 1024, description="Maximum bytes from MQTT that are not yet stored in Pulsar."
-    )
-    max_message_bytes: int = Field(
-        5 * 1024 * 1024,
-        ge=128 * 1024,
-        description="Pulsar's maxMessageSize, in bytes; larger messages are dead letters.",
-    )
-    max_dead_letter_bytes: int = Field(
-        32 * 1024 * 1024,
-        ge=64 * 1024,
-        description="Payloads that Pulsar does not accept are kept as dead letters, in chunks, up to this size, in "
-        "bytes; of larger ones only the head is kept, and they count as lost.",
-    )
-    max_topics: int = Field(
-        1000,
-        ge=1,
-        description="Maximum number of Pulsar topics that devices may name by one rule, and as many for messages "
-        "without a rule; beyond it: dead letters.",
-    )
-    max_topics_per_device: int = Field(
-        100,
-        ge=1,
-        description="Maximum number of these topics that one device may name, if the MQTT topic contains the device.",
-    )
-    topic_idle_s: float = Field(
-        86_400.0,
-        gt=0,
-        description="A Pulsar topic without messages for one to two times this, in seconds, does not count towards "
-        "both; it stays in Pulsar.",
-    )
-    idle_producer_s: float = Field(
-        600.0,
-        gt=0,
-        description="The producer of a partition without messages is closed after this, in seconds; the next message "
-        "opens another.",
-    )
-    max_producers: int = Field(
-        2000,
-        ge=1,
-        description="Maximum number of open producers of a link, one for each written partition; beyond it those "
-        "without a message for 5 seconds are closed, the longest idle first.",
+    limits: IngestLimits = Field(
+        default_factory=IngestLimits, description="The limits of messages in flight, of their sizes, and of topics."
     )
     retained: Literal["keep", "mark", "skip"] = Field(
         "mark",
@@ -102,17 +115,17 @@ class IngestSettings(Section):
     allow_loopback: bool = Field(
         False, description="Accept filters that match a command topic (commands are still left out)."
     )
-    advertise_s: float = Field(
-        15.0,
+    status_interval: Duration = Field(
+        Duration("15s"),
         gt=0,
-        description="How often this process renews its record for `pulsebridge status`, in seconds; after four times "
-        "that without a record it counts as ended.",
+        description="Time between two records of this process for `pulsebridge status`; after four times that "
+        "without a record it counts as ended.",
     )
-    presence_every_s: float = Field(
-        30.0,
+    presence_interval: Duration = Field(
+        Duration("30s"),
         ge=0,
-        description="How often ingest records a publishing device in Pulsar, in seconds; it records the first message "
-        "after a silence at once. Push wakes parked devices by these records. 0: never.",
+        description="Time between two records of a publishing device in Pulsar; ingest records the first message after "
+        "a silence at once. Push wakes parked devices by these records. 0: never.",
     )
     resume_topic: str | None = Field(
         "pulsebridge/resume/+device",
@@ -120,23 +133,23 @@ class IngestSettings(Section):
         "and push sends them the commands after it. Each installation at a broker needs its own filter. null: no "
         "resume.",
     )
-    drain_s: float = Field(20.0, gt=0, description="Maximum time of a clean stop for Pulsar's receipts, in seconds.")
-    stall_s: float = Field(
-        10.0, gt=0, description="Age of the oldest unacknowledged message that gives a WARNING, in seconds."
+    drain: Duration = Field(Duration("20s"), gt=0, description="Maximum time of a clean stop for Pulsar's receipts.")
+    stall_warning: Duration = Field(
+        Duration("10s"), gt=0, description="Age of the oldest unacknowledged message that gives a WARNING."
     )
-    silent_s: float = Field(
-        300.0,
+    silence_warning: Duration = Field(
+        Duration("5m"),
         ge=0,
         description="If a link gets no message for this long after its subscription, a WARNING names possible causes "
-        "at the broker, in seconds; 0 never.",
+        "at the broker; 0: never.",
     )
     on_blocked: Literal["wait", "deadletter"] = Field(
         "wait",
         description="What happens to messages of a topic that accepts none while Pulsar accepts others, for example "
         "over its quota. wait: the whole link waits; deadletter: the messages go to the dead letters until a replay.",
     )
-    blocked_s: float = Field(
-        60.0, gt=0, description="A topic that accepts no message for this long counts as blocked, in seconds."
+    blocked_after: Duration = Field(
+        Duration("60s"), gt=0, description="A topic that accepts no message for this long counts as blocked."
     )
 
     @field_validator("qos", mode="before")
@@ -166,17 +179,17 @@ class IngestSettings(Section):
         return tuple(dict.fromkeys(names))
 
     @property
-    def all_rules(self) -> tuple[TopicRule, ...]:
-        """The rules in force, in order: ``rules``, then those of the presets that none of them replaces."""
-        names = {rule.name for rule in self.rules}
-        ready = [rule for name in self.presets for rule in load_preset(name).rules]
-        return (*self.rules, *(rule for rule in ready if rule.name not in names))
+    def all_routes(self) -> tuple[TopicRule, ...]:
+        """The routes in force, in order: ``routes``, then those of the presets that none of them replaces."""
+        names = {route.name for route in self.routes}
+        ready = [route for name in self.presets for route in load_preset(name).routes]
+        return (*self.routes, *(route for route in ready if route.name not in names))
 
-    def preset_of(self, rule: str) -> str | None:
-        """Return the preset of a rule in force, None for a rule of ``rules``."""
-        if any(one.name == rule for one in self.rules):
+    def preset_of(self, route: str) -> str | None:
+        """Return the preset of a route in force, None for a route of ``routes``."""
+        if any(one.name == route for one in self.routes):
             return None
-        return next((n for n in self.presets if any(r.name == rule for r in load_preset(n).rules)), None)
+        return next((n for n in self.presets if any(r.name == route for r in load_preset(n).routes)), None)
 
     @field_validator("shard")
     @classmethod

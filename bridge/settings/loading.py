@@ -33,6 +33,7 @@ from bridge.settings.fields import (
     is_secret,
     nearest,
     section_of,
+    with_unit,
 )
 from bridge.settings.files import DEFAULT_FILE, PREFIX, conf_path
 from bridge.settings.secret_file import SecretFile
@@ -79,6 +80,26 @@ OTHER_VARIABLES: Final = frozenset(
 
 # Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
+
+_BOUNDS: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+"""Types of pydantic's errors for a value beyond a bound."""
+
+_EXPECTED: Final = {
+    "int_parsing": "should be a whole number",
+    "int_type": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
+    "string_type": "should be text",
+    "path_type": "should be a path",
+    "tuple_type": "should be a list, as [a, b]",
+    "dict_type": "should be a mapping, as {a: b}",
+    "model_type": "should be a mapping of settings",
+    "missing": "is required",
+}
+"""Reasons for types of pydantic's errors whose own texts speak of Python."""
 
 Keys = tuple[str, ...]
 Overrides = Mapping[str, object] | Sequence[str]
@@ -369,12 +390,12 @@ def _validate(layers: _Layers) -> Settings | None:
         settings = Settings.model_validate(tree)
     except ValidationError as e:
         layers.problems.extend(_readable(error, layers) for error in e.errors(include_url=False, include_input=True))
-    layers.problems.extend(_of_rules(tree, layers, sharded=settings is None or "mqtt" in settings.messaging_protocols))
+    layers.problems.extend(_of_routes(tree, layers, sharded=settings is None or "mqtt" in settings.messaging_protocols))
     return settings
 
 
-def _of_rules(tree: Mapping[str, Any], layers: _Layers, *, sharded: bool) -> Iterator[str]:
-    """Yield the problems of the topic rules, also if other sections have problems.
+def _of_routes(tree: Mapping[str, Any], layers: _Layers, *, sharded: bool) -> Iterator[str]:
+    """Yield the problems of the routes, also if other sections have problems.
 
     Workers that are not ``sharded`` do not subscribe, so all filters are valid for them.
     """
@@ -384,7 +405,7 @@ def _of_rules(tree: Mapping[str, Any], layers: _Layers, *, sharded: bool) -> Ite
     except ValidationError:
         return  # already reported; problems that follow from them would confuse
     for problem in mapping_problems(ingest, pulsar) or (shard_problems(ingest, pulsar) if sharded else []):
-        yield problem + _origin(("ingest", "filters" if "ingest.filters" in problem else "rules"), layers)
+        yield problem + _origin(("ingest", "filters" if "ingest.filters" in problem else "routes"), layers)
 
 
 def _readable(error: ErrorDetails, layers: _Layers) -> str:
@@ -397,7 +418,11 @@ def _readable(error: ErrorDetails, layers: _Layers) -> str:
     why = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not error["msg"].startswith("Value error, ") and error["msg"].startswith("Input should be "):
         why = f"should be {why}"
+    why = _EXPECTED.get(error["type"], why)
     known = field_at(Settings, loc)
+    if known is not None and error["type"] in _BOUNDS:  # the bound is the last word
+        bound = next(iter(error["ctx"].values()))
+        why = f"{why.rpartition(' ')[0]} {with_unit(known.annotation, bound)}"
     shown = ""
     if known is not None and not is_secret(known.annotation) and isinstance(error["input"], str | int | float):
         shown = f", not {error['input']!r}"

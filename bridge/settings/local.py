@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from bridge.settings.base import Section
+from bridge.settings.units import Duration, Size
 
 __all__ = ["LocalSettings"]
 
@@ -38,20 +39,20 @@ class LocalSettings(Section):
         True,
         description="Whether the JVMs compile with fewer optimizations: half the CPU to start, less throughput.",
     )
-    mqtt_heap_mb: int = Field(
-        0,
+    mqtt_heap: Size = Field(
+        Size(0),
         ge=0,
-        description="Heap of Artemis, in MB; 0: by the machine's memory, at most 512. A topic needs 12 KB while a "
-        "client subscribes to it or messages wait: 512 MB are too little for 100,000 devices, 2,048 are sufficient.",
+        description="Heap of Artemis; 0: by the machine's memory, at most 512MiB. A topic needs 12 KB while a client "
+        "subscribes to it or messages wait: 512MiB are too little for 100,000 devices, 2GiB are sufficient.",
     )
     max_disk_usage: float = Field(
         0.98, gt=0, lt=1, description="Share of the disk in use above which the servers are not started."
     )
-    start_timeout_s: float = Field(120.0, gt=0, description="Maximum time until a server is ready, in seconds.")
-    lifetime_h: float = Field(
-        0.0,
+    start_timeout: Duration = Field(Duration("2m"), gt=0, description="Maximum time until a server is ready.")
+    lifetime: Duration = Field(
+        Duration(0),
         ge=0,
-        description="Hours after which the servers of `up` stop; 0: they run until they are stopped.",
+        description="Time after which the servers of `up` stop; 0: they run until they are stopped.",
     )
 
     def given_ports(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bridge.settings.base import Section
+from bridge.settings.base import COMMON, Section
 
 __all__ = ["LogSettings"]
 
@@ -15,7 +15,9 @@ class LogSettings(Section):
     """The level and the format of the log."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Lowest level that is shown; a healthy process logs nothing above info."
+        "info",
+        description="Lowest level that is shown; a healthy process logs nothing above info.",
+        json_schema_extra=COMMON,
     )
     format: Literal["console", "json"] = Field(
         "console", description="Lines of text, or one JSON object per line for a collector."

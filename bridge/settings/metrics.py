@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bridge.settings.base import Section
+from bridge.settings.base import COMMON, Section
+from bridge.settings.units import Duration
 
 __all__ = ["MetricsSettings"]
 
@@ -12,20 +13,26 @@ __all__ = ["MetricsSettings"]
 class MetricsSettings(Section):
     """The endpoint of a process for its metrics and its health."""
 
-    port: int = Field(0, ge=0, le=65535, description="TCP port of /metrics, /healthz and /readyz; 0 turns them off.")
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="TCP port of /metrics, /healthz and /readyz; 0 turns them off.",
+        json_schema_extra=COMMON,
+    )
     host: str = Field("127.0.0.1", description="Address that the endpoint listens on.")
     mop_names: bool = Field(
         False,
         description="Whether the metrics of the MoP proxy's design are also exported under its names.",
     )
-    stuck_s: float = Field(
-        60.0,
+    stuck_after: Duration = Field(
+        Duration("60s"),
         gt=0,
-        description="Time without a run of a loop after which /healthz fails, in seconds.",
+        description="Time without a run of a loop after which /healthz fails.",
     )
-    probe_s: float = Field(
-        5.0,
+    probe_interval: Duration = Field(
+        Duration("5s"),
         gt=0,
-        description="How often Pulsar is probed, in seconds; after three times that without an answer the process is "
-        "not ready.",
+        description="Time between two probes of Pulsar; after three times that without an answer the process is not "
+        "ready.",
     )

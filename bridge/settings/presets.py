@@ -1,6 +1,6 @@
-"""Presets: topic rules and typed tables for common devices, each in a file of ``conf/presets/``.
+"""Presets: routes and typed tables for common devices, each in a file of ``conf/presets/``.
 
-``ingest.presets`` selects them. This module reads the files. ``bridge.routing.rules`` validates their rules like all
+``ingest.presets`` selects them. This module reads the files. ``bridge.routing.rules`` validates their routes like all
 others.
 """
 
@@ -21,7 +21,7 @@ from bridge.settings.tables import Decoding, TableDeclaration
 if TYPE_CHECKING:
     from bridge.settings.root import Settings
 
-__all__ = ["Preset", "declared_readings", "declared_tables", "load_preset", "preset_names"]
+__all__ = ["Preset", "declared_decoders", "declared_tables", "load_preset", "preset_names"]
 
 
 class Preset(Section):
@@ -31,10 +31,10 @@ class Preset(Section):
     signs: tuple[str, ...] = Field(
         min_length=1, description="MQTT filters; a message that matches one shows that the preset is of use."
     )
-    rules: tuple[TopicRule, ...] = Field(min_length=1, description="The rules, in order.")
+    routes: tuple[TopicRule, ...] = Field(min_length=1, description="The routes, in order.")
     tables: tuple[TableDeclaration, ...] = Field((), description="The typed tables.")
-    readings: tuple[Decoding, ...] = Field(
-        (), description="Decodings of its messages for the table readings, like streaming.readings."
+    decoders: tuple[Decoding, ...] = Field(
+        (), description="Decodings of its messages for the table readings, like streaming.decoders."
     )
 
 
@@ -59,10 +59,10 @@ def declared_tables(settings: Settings) -> tuple[TableDeclaration, ...]:
     return tuple(found.values())
 
 
-def declared_readings(settings: Settings) -> tuple[Decoding, ...]:
-    """Return the decodings for the table ``readings``: ``streaming.readings``, those of presets, then the default."""
-    found = list(settings.streaming.readings)
-    presets = [one for name in settings.ingest.presets for one in load_preset(name).readings]
+def declared_decoders(settings: Settings) -> tuple[Decoding, ...]:
+    """Return the decodings for the table ``readings``: ``streaming.decoders``, those of presets, then the default."""
+    found = list(settings.streaming.decoders)
+    presets = [one for name in settings.ingest.presets for one in load_preset(name).decoders]
     for one in (*presets, Decoding(filter="#")):
         if not any(Filter.parse(before.filter).covers(Filter.parse(one.filter)) for before in found):
             found.append(one)

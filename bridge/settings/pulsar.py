@@ -9,7 +9,8 @@ from typing import Final, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from bridge.contract import NAMESPACE, TENANT, topic_name
-from bridge.settings.base import Section
+from bridge.settings.base import COMMON, Section
+from bridge.settings.units import Duration, Size
 
 __all__ = ["PulsarSettings"]
 
@@ -21,15 +22,21 @@ _NAMESPACE: Final = re.compile(r"[-=:.\w]+/[-=:.\w]+", re.ASCII)
 class PulsarSettings(Section):
     """The addresses of Pulsar, our identity, and the namespaces of Pulsebridge's topics."""
 
-    service_url: str = Field("pulsar://127.0.0.1:6650", description="Pulsar's binary service URL.")
-    admin_url: str = Field("http://127.0.0.1:8080", description="Pulsar's admin REST URL.")
-    token: SecretStr | None = Field(None, description="Token for both; also as token_file, which is read at each use.")
+    service_url: str = Field(
+        "pulsar://127.0.0.1:6650", description="Pulsar's binary service URL.", json_schema_extra=COMMON
+    )
+    admin_url: str = Field("http://127.0.0.1:8080", description="Pulsar's admin REST URL.", json_schema_extra=COMMON)
+    token: SecretStr | None = Field(
+        None,
+        description="Token for both; also as token_file, which is read at each use.",
+        json_schema_extra=COMMON,
+    )
     tls_ca: Path | None = Field(None, description="PEM file of the authorities that sign the brokers' certificates.")
     tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
     tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
     tls_validate_hostname: bool = Field(True, description="Whether a broker's certificate must name its host.")
-    operation_timeout_s: float = Field(30.0, gt=0, description="Maximum time of a lookup or a subscribe, in seconds.")
-    connection_timeout_s: float = Field(5.0, gt=0, description="Maximum time of a TCP connect, in seconds.")
+    operation_timeout: Duration = Field(Duration("30s"), gt=0, description="Maximum time of a lookup or a subscribe.")
+    connection_timeout: Duration = Field(Duration("5s"), gt=0, description="Maximum time of a TCP connect.")
     client_log: bool = Field(False, description="Whether the C++ client's own log is shown (errors only).")
     tenant: str = Field(TENANT, description="Tenant of all topics.")
     namespace: str = Field(NAMESPACE, description="Namespace of the readings; no MQTT topic can name another.")
@@ -40,7 +47,9 @@ class PulsarSettings(Section):
         (),
         description="Further namespaces of readings, as tenant/namespace, that rules may name.",
     )
-    partitions: int = Field(4, ge=1, le=1024, description="Partitions of a new readings topic.")
+    partitions: int = Field(
+        4, ge=1, le=1024, description="Partitions of a new readings topic.", json_schema_extra=COMMON
+    )
     command_partitions: int = Field(
         4,
         ge=1,
@@ -58,10 +67,14 @@ class PulsarSettings(Section):
         "because otherwise messages after the deletion of a topic go to partitions without a topic. leave: if other "
         "programs in the namespaces need it.",
     )
-    retention_minutes: int = Field(
-        4320, ge=-1, description="Retention of acknowledged messages in Pulsar, in minutes; -1 for ever."
+    retention: Duration | None = Field(
+        Duration("3d"),
+        description="Retention of acknowledged messages in Pulsar, in whole minutes; null for ever.",
+        json_schema_extra=COMMON,
     )
-    retention_mb: int = Field(-1, ge=-1, description="Retention of acknowledged messages, in MB; -1 without limit.")
+    retention_size: Size | None = Field(
+        None, description="Maximum size of retained acknowledged messages of a partition; null without limit."
+    )
 
     @model_validator(mode="after")
     def _distinct(self) -> PulsarSettings:

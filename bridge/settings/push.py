@@ -1,4 +1,4 @@
-"""Settings of the push tier: windows, confirmation and expiry of commands."""
+"""Settings of the push tier: confirmation, retries, limits, offline devices, groups and resume requests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from pydantic import Field, field_validator
 
 from bridge.contract.groups import template_problem
 from bridge.routing.templates import Filter
-from bridge.settings.base import Section
+from bridge.settings.base import COMMON, Section
+from bridge.settings.units import Duration, Size
 
-__all__ = ["GroupRule", "PresenceRule", "PushSettings"]
+__all__ = [
+    "AnswerSettings",
+    "GroupRule",
+    "GroupSettings",
+    "OfflineSettings",
+    "PresenceRule",
+    "PresenceSettings",
+    "PushLimits",
+    "PushSettings",
+    "ResumeSettings",
+    "RetrySettings",
+]
 
 
 class PresenceRule(Section):
@@ -41,15 +53,10 @@ class GroupRule(Section):
     )
 
 
-class PushSettings(Section):
-    """Pulling of commands from Pulsar, and pushing to the devices."""
+class AnswerSettings(Section):
+    """The answers of devices, with ``push.confirm: device``."""
 
-    confirm: Literal["broker", "device"] = Field(
-        "broker",
-        description="Confirmation of a command: the MQTT broker's PUBACK, or the device's answer. Only the answer "
-        "guarantees delivery.",
-    )
-    answer_topic: str = Field(
+    topic: str = Field(
         "pulsebridge/answers",
         min_length=1,
         pattern=r"^[^+#\x00]*[^+#/\x00]$",
@@ -57,68 +64,37 @@ class PushSettings(Section):
         "push publishes to its level nobody/+, to test whether the broker reports topics without a subscriber: allow "
         "it.",
     )
-    resumed_topic: str = Field(
-        "pulsebridge/resumed",
-        min_length=1,
-        pattern=r"^[^+#\x00]*[^+#/\x00]$",
-        description="MQTT topic below which push answers resume requests (ingest.resume_topic): "
-        "<resumed_topic>/<device>; ingest reads no messages of it. Each installation at a broker needs its own.",
+    timeout: Duration = Field(
+        Duration("10s"), gt=0, description="Maximum time of a device for its answer before its command fails."
     )
-    resume_max: int = Field(
-        10_000,
-        ge=1,
-        description="Maximum number of commands that push resends for one resume request; of more it resends the "
-        "newest, and the answer reports it.",
+    stored_size: Size = Field(
+        Size("4KiB"), ge=0, le=1024 * 1024, description="Maximum size of an answer that its receipt keeps."
     )
-    resume_every_s: float = Field(
-        5.0,
-        ge=0,
-        description="If a device sends more than one resume request in this time, in seconds, the latest one counts.",
-    )
-    resume_earliest: bool = Field(
-        False,
-        description="Whether a resume request may be earliest. The tag of a position proves that its device sends it; "
-        "earliest has no proof, so allow it only if the MQTT broker lets each device publish only to its own resume "
-        "topic.",
-    )
-    resume_refusals_per_s: float = Field(
-        20.0,
-        gt=0,
-        description="Maximum number of resume requests per second that push refuses with an answer, per partition; "
-        "more are dropped.",
-    )
-    answer_timeout_s: float = Field(
-        10.0, gt=0, description="Maximum time of a device for its answer before its command fails, in seconds."
-    )
-    puback_timeout_s: float = Field(
-        60.0,
-        gt=0,
-        description="Maximum time of the MQTT broker to confirm a command on a working connection, in seconds; then "
-        "push reconnects and resends unconfirmed commands.",
-    )
-    answer_bytes: int = Field(4096, ge=0, le=1024 * 1024, description="Bytes of an answer that its receipt keeps.")
+
+
+class RetrySettings(Section):
+    """Retries of commands that a device refuses or does not answer."""
+
+    min_wait: Duration = Field(Duration("200ms"), gt=0, description="First wait before a retry of a refused command.")
+    max_wait: Duration = Field(Duration("30s"), gt=0, description="Longest wait before a retry of a refused command.")
     attempts: int = Field(
         0,
         ge=0,
         description="Failed attempts of a command, refused or not answered, after which it goes to the dead letters "
         "and the next one follows; 0: no limit.",
     )
-    position_in: Literal["properties", "topic"] = Field(
-        "properties",
-        description="Where devices find the position of a command: in user properties (MQTT 5), or, for devices that "
-        "cannot read those, also in six levels after its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, with /repeat after a "
-        "repeated one.",
-    )
+
+
+class PushLimits(Section):
+    """The limits of a partition."""
+
     window: int = Field(
         256, ge=1, le=32767, description="Maximum number of unconfirmed pushed commands, per partition."
     )
-    window_mb: int = Field(
-        16,
-        ge=1,
-        description="Maximum MB of unconfirmed pushed commands, per partition; a larger command is pushed alone.",
-    )
-    client_id: str = Field(
-        "pulsebridge-push", min_length=1, description="Prefix of the client id of each partition's link."
+    window_size: Size = Field(
+        Size("16MiB"),
+        ge=1024 * 1024,
+        description="Maximum size of unconfirmed pushed commands, per partition; a larger command is pushed alone.",
     )
     pending: int = Field(
         4000,
@@ -127,11 +103,11 @@ class PushSettings(Section):
         description="Maximum number of unacknowledged commands from Pulsar, per partition; at the limit push stops "
         "reading.",
     )
-    pending_mb: int = Field(
-        64,
-        ge=8,
-        description="Maximum MB of unacknowledged commands from Pulsar, per partition, and as much of parked ones that "
-        "are read.",
+    pending_size: Size = Field(
+        Size("64MiB"),
+        ge=8 * 1024 * 1024,
+        description="Maximum size of unacknowledged commands from Pulsar, per partition, and as much of parked ones "
+        "that are read.",
     )
     device_pending: int = Field(
         1000,
@@ -145,28 +121,36 @@ class PushSettings(Section):
         description="Minimum number of command ids that each cursor remembers, to drop repeated ones: up to 16 times "
         "as many if they are at most a week older than the device's newest.",
     )
-    retry_min_s: float = Field(0.2, gt=0, description="First wait before a retry of a refused command, in seconds.")
-    retry_max_s: float = Field(30.0, gt=0, description="Longest wait before a retry of a refused command, in seconds.")
-    drain_s: float = Field(20.0, gt=0, description="Maximum time of a clean stop for PUBACKs and receipts, in seconds.")
-    offline: Literal["park", "refused"] = Field(
-        "park",
-        description="Store for commands of offline devices. park: Pulsar, as soon as push detects that a device is "
-        "offline; refused: the MQTT broker in the device's persistent session, and Pulsar if it refuses a command or "
-        "the device does not answer.",
-    )
-    presence: tuple[PresenceRule, ...] = Field(
+
+
+class PresenceSettings(Section):
+    """How push detects which devices are online."""
+
+    rules: tuple[PresenceRule, ...] = Field(
         (),
         description="Birth and will messages that show which devices are online; the first matching rule applies.",
+        json_schema_extra=COMMON,
     )
-    park_after: int = Field(
+    silence: Duration = Field(
+        Duration(0),
+        ge=0,
+        description="Time since its last sign of life after which a device counts as offline; 0: never.",
+    )
+    max_failures: int = Field(
         3, ge=1, description="Consecutive failures without a sign of life after which a device is parked."
     )
-    silence_s: float = Field(
-        0.0,
-        ge=0,
-        description="Time since its last sign of life after which a device counts as offline, in seconds; 0: never.",
+
+
+class OfflineSettings(Section):
+    """Commands of offline devices: their store, their limit, and their delivery when a device reconnects."""
+
+    store: Literal["pulsar", "broker"] = Field(
+        "pulsar",
+        description="Store for commands of offline devices. pulsar: Pulsar, as soon as push detects that a device is "
+        "offline; broker: the MQTT broker in the device's persistent session, and Pulsar if it refuses a command or "
+        "the device does not answer.",
     )
-    parked_max: int = Field(
+    max_commands: int = Field(
         10_000,
         ge=1,
         description="Maximum number of commands that wait in Pulsar for one device; newer ones go to the dead letters "
@@ -179,50 +163,57 @@ class PushSettings(Section):
         "a thousand commands a second in all: keep this much lower, so that live devices do not wait while many "
         "reconnect.",
     )
-    move_parked_after_s: float = Field(
-        86_400.0,
+    relocate_after: Duration = Field(
+        Duration("1d"),
         ge=0,
-        description="Time after which waiting commands are copied to the topic parked-commands, in seconds; 0: never. "
-        "Then Pulsar can trim the commands of other devices.",
+        description="Time after which waiting commands are copied to the topic parked-commands; 0: never. Then Pulsar "
+        "can trim the commands of other devices.",
     )
-    probe_min_s: float = Field(
-        20.0,
+    probe_min: Duration = Field(
+        Duration("20s"),
         gt=0,
         le=60,
-        description="First wait before push probes a parked device with one command, in seconds; doubled at each "
-        "probe. All probes use at most an eighth of replay_rate.",
+        description="First wait before push probes a parked device with one command; doubled at each probe. All "
+        "probes use at most an eighth of replay_rate.",
     )
-    probe_max_s: float = Field(1800.0, gt=0, description="Longest wait between two probes, in seconds.")
-    unsure_s: float = Field(
-        300.0,
+    probe_max: Duration = Field(Duration("30m"), gt=0, description="Longest wait between two probes.")
+    resend_confirmed: Duration = Field(
+        Duration("5m"),
         ge=0,
-        description="Maximum age of confirmed commands to resend, in seconds. With confirm: broker, push resends to a "
-        "device that was offline, marked, the commands confirmed since its last sign of life.",
+        description="Maximum age of confirmed commands to resend. With confirm: broker, push resends to a device that "
+        "was offline, marked, the commands confirmed since its last sign of life.",
     )
-    groups: tuple[GroupRule, ...] = Field(
+
+
+class GroupSettings(Section):
+    """Groups of devices, and commands to groups."""
+
+    declared: tuple[GroupRule, ...] = Field(
         (), description="Groups of devices, in addition to those that Spark writes; names must be unique."
     )
-    group_pattern_max: int = Field(
+    max_matches: int = Field(
         100_000,
         ge=1,
         description="Maximum number of devices that the patterns of one group match; others get no commands to the "
         "group.",
     )
-    group_topic: str = Field(
+    topic: str = Field(
         "devices/{device}/commands",
         description="MQTT topic of group commands without one; {device} is the device.",
     )
-    group_expiry_s: float = Field(
-        604_800.0,
+    expiry: Duration = Field(
+        Duration("7d"),
         gt=0,
         le=31_622_400,
-        description="Latest expiry of a group command, in seconds; until then new members get it, and Pulsar keeps it.",
+        description="Latest expiry of a group command; until then new members get it, and Pulsar keeps it.",
     )
-    group_cache_mb: int = Field(
-        64, ge=8, description="MB of payloads of group commands in the cache of a push process."
+    cache_size: Size = Field(
+        Size("64MiB"),
+        ge=8 * 1024 * 1024,
+        description="Maximum size of the payloads of group commands in the cache of a push process.",
     )
 
-    @field_validator("group_topic")
+    @field_validator("topic")
     @classmethod
     def _template(cls, value: str) -> str:
         problem = template_problem(value)
@@ -230,7 +221,7 @@ class PushSettings(Section):
             raise ValueError(f"{problem}, for example devices/{{device}}/commands")
         return value
 
-    @field_validator("groups")
+    @field_validator("declared")
     @classmethod
     def _once(cls, value: tuple[GroupRule, ...]) -> tuple[GroupRule, ...]:
         names = [rule.name for rule in value]
@@ -240,3 +231,82 @@ class PushSettings(Section):
                     f"group {name!r} is listed {names.count(name)} times: list all its devices in one entry"
                 )
         return value
+
+
+class ResumeSettings(Section):
+    """Requests of devices to resend the commands after a position (``ingest.resume_topic``)."""
+
+    answer_topic: str = Field(
+        "pulsebridge/resumed",
+        min_length=1,
+        pattern=r"^[^+#\x00]*[^+#/\x00]$",
+        description="MQTT topic below which push answers resume requests (ingest.resume_topic): "
+        "<answer_topic>/<device>; ingest reads no messages of it. Each installation at a broker needs its own.",
+    )
+    max_commands: int = Field(
+        10_000,
+        ge=1,
+        description="Maximum number of commands that push resends for one resume request; of more it resends the "
+        "newest, and the answer reports it.",
+    )
+    interval: Duration = Field(
+        Duration("5s"),
+        ge=0,
+        description="If a device sends more than one resume request in this time, the latest one counts.",
+    )
+    allow_earliest: bool = Field(
+        False,
+        description="Whether a resume request may be earliest. The tag of a position proves that its device sends it; "
+        "earliest has no proof, so allow it only if the MQTT broker lets each device publish only to its own resume "
+        "topic.",
+    )
+    refusals_per_second: float = Field(
+        20.0,
+        gt=0,
+        description="Maximum number of resume requests per second that push refuses with an answer, per partition; "
+        "more are dropped.",
+    )
+
+
+class PushSettings(Section):
+    """Pulling of commands from Pulsar, and pushing to the devices."""
+
+    client_id: str = Field(
+        "pulsebridge-push", min_length=1, description="Prefix of the client id of each partition's link."
+    )
+    confirm: Literal["broker", "device"] = Field(
+        "broker",
+        description="Confirmation of a command: the MQTT broker's PUBACK, or the device's answer. Only the answer "
+        "guarantees delivery.",
+        json_schema_extra=COMMON,
+    )
+    puback_timeout: Duration = Field(
+        Duration("60s"),
+        gt=0,
+        description="Maximum time of the MQTT broker to confirm a command on a working connection; then push "
+        "reconnects and resends unconfirmed commands.",
+    )
+    position_in: Literal["properties", "topic"] = Field(
+        "properties",
+        description="Where devices find the position of a command: in user properties (MQTT 5), or, for devices that "
+        "cannot read those, also in six levels after its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, with /repeat after a "
+        "repeated one.",
+    )
+    drain: Duration = Field(Duration("20s"), gt=0, description="Maximum time of a clean stop for PUBACKs and receipts.")
+    answers: AnswerSettings = Field(
+        default_factory=AnswerSettings, description="The answers of devices, with ``confirm: device``."
+    )
+    retry: RetrySettings = Field(
+        default_factory=RetrySettings, description="Retries of commands that a device refuses or does not answer."
+    )
+    limits: PushLimits = Field(default_factory=PushLimits, description="The limits of a partition.")
+    presence: PresenceSettings = Field(
+        default_factory=PresenceSettings, description="How push detects which devices are online."
+    )
+    offline: OfflineSettings = Field(default_factory=OfflineSettings, description="Commands of offline devices.")
+    groups: GroupSettings = Field(
+        default_factory=GroupSettings, description="Groups of devices, and commands to groups."
+    )
+    resume: ResumeSettings = Field(
+        default_factory=ResumeSettings, description="Requests of devices to resend the commands after a position."
+    )

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES, name_problem
 from bridge.routing.patterns import Star, meet
 from bridge.routing.templates import Filter
-from bridge.settings.base import Section
+from bridge.settings.base import COMMON, Section
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.links import mqtt_of, same_session
@@ -29,7 +29,9 @@ class Settings(Section):
     """All settings. Environment: ``PULSEBRIDGE_`` and the path with ``__`` (``PULSEBRIDGE_MQTT__HOST``)."""
 
     messaging_protocols: tuple[str, ...] = Field(
-        ("mqtt",), description="Protocol handlers that ingest runs, by name; also as text with commas."
+        ("mqtt",),
+        description="Protocol handlers that ingest runs, by name; also as text with commas.",
+        json_schema_extra=COMMON,
     )
     max_name_bytes: int = Field(
         DEFAULT_MAX_NAME_BYTES,
@@ -77,8 +79,8 @@ class Settings(Section):
         for link, mqtt in self.links().items():
             names += [(f"{link}: client_id", mqtt.client_id)]
             names += [(f"{link}: former_client_ids", former) for former in mqtt.former_client_ids]
-        for group in self.push.groups:
-            names += [(f"push.groups: {group.name[:40]}", name) for name in (group.name, *group.devices)]
+        for group in self.push.groups.declared:
+            names += [(f"push.groups.declared: {group.name[:40]}", name) for name in (group.name, *group.devices)]
         found = [(where, name_problem(name, self.max_name_bytes)) for where, name in names]
         problems = [f"{where} {why}" for where, why in found if why is not None]
         if problems:
@@ -96,11 +98,11 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _presence_in_time(self) -> Settings:
-        silence_s, every_s = self.push.silence_s, self.ingest.presence_every_s
-        if 0 < silence_s < 2 * every_s:
+        silence, interval = self.push.presence.silence, self.ingest.presence_interval
+        if 0 < silence < 2 * interval:
             raise ValueError(
-                f"push.silence_s {silence_s:g}: ingest records a publishing device every {every_s:g} s "
-                "(ingest.presence_every_s), so it would count as offline in between: set at least twice that"
+                f"push.presence.silence {silence.text}: ingest records a publishing device every {interval.text} "
+                "(ingest.presence_interval), so it would count as offline in between: set at least twice that"
             )
         return self
 
@@ -110,8 +112,8 @@ class Settings(Section):
         if resume_topic is None:
             return self
         filters = Filter.parse(resume_topic).patterns
-        for name in ("resumed_topic", "answer_topic"):
-            topic = getattr(self.push, name)
+        topics = {"resume.answer_topic": self.push.resume.answer_topic, "answers.topic": self.push.answers.topic}
+        for name, topic in topics.items():
             if any(meet(one, (f"{topic}/", Star.REST)) for one in filters):
                 raise ValueError(
                     f"ingest.resume_topic {resume_topic!r} matches topics below push.{name} {topic!r}, so push would "

@@ -1,4 +1,4 @@
-"""One rule of the topic mapping, in the settings and in the files of ``conf/presets/``."""
+"""One route of MQTT topics to Pulsar topics, in the settings and in the files of ``conf/presets/``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["TopicRule"]
 
 
 class TopicRule(Section):
-    """One rule of the topic mapping; the first rule with a matching filter applies."""
+    """A route of MQTT topics to Pulsar topics; the first route with a matching filter applies."""
 
-    name: str = Field(min_length=1, description="Name of the rule in the envelope and in logs.")
+    name: str = Field(min_length=1, description="Name of the route in the envelope and in logs.")
     filter: str = Field(
         min_length=1,
         description="MQTT filter with named captures: ``plant/+line/+device/#rest``; plain ``+`` and ``#`` match "
@@ -41,6 +41,6 @@ class TopicRule(Section):
     )
     shared: bool = Field(
         False,
-        description="Whether messages of other rules may have the same Pulsar topic and key, for example if several "
-        "rules name the same devices.",
+        description="Whether messages of other routes may have the same Pulsar topic and key, for example if several "
+        "routes name the same devices.",
     )

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from bridge.routing.message_fields import MessageField
 from bridge.routing.templates import Filter
 from bridge.settings.base import Section
+from bridge.settings.units import Duration, Size
 
 __all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "known_zone", "path_steps"]
 
@@ -104,12 +105,12 @@ class Decoding(Section):
     )
     id: str | None = Field(
         None,
-        description="JSON path or SQL expression of the row's id; none: the topic rule's reading_id, else the "
+        description="JSON path or SQL expression of the row's id; none: the route's reading_id, else the "
         "message's position in Pulsar, which is unique.",
     )
     time: str | None = Field(
         None,
-        description="JSON path or SQL expression of its time; none: the topic rule's reading_time, else the time of "
+        description="JSON path or SQL expression of its time; none: the route's reading_time, else the time of "
         "arrival.",
     )
     time_unit: TimeUnit = Field(
@@ -124,10 +125,10 @@ class Decoding(Section):
     ignored: tuple[str, ...] = Field(
         (), description="Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."
     )
-    max_bytes: int = Field(
-        1_048_576,
+    max_size: Size = Field(
+        Size("1MiB"),
         ge=1,
-        description="Maximum bytes of a payload, also after decompression, and of its document.",
+        description="Maximum size of a payload, also after decompression, and of its document.",
     )
     max_elements: int = Field(10_000, ge=1, description="Maximum rows of one message.")
     max_depth: int = Field(
@@ -142,17 +143,16 @@ class Decoding(Section):
         description="avro, cbor, protobuf, python: maximum values and keys of a payload; a protobuf message counts all "
         "its possible fields.",
     )
-    max_seconds: float = Field(
-        1.0,
+    max_time: Duration = Field(
+        Duration("1s"),
         gt=0,
-        description="Maximum processor time to decode one payload in Python, in seconds. The elapsed time may be ten "
-        "times as long.",
+        description="Maximum processor time to decode one payload in Python. The elapsed time may be ten times "
+        "as long.",
     )
-    max_memory_mb: int = Field(
-        512,
-        ge=16,
-        description="Maximum memory to decode payloads in Python, without that of Python itself, in MiB. Linux "
-        "enforces it.",
+    max_memory: Size = Field(
+        Size("512MiB"),
+        ge=16 * 1024 * 1024,
+        description="Maximum memory to decode payloads in Python, without that of Python itself. Linux enforces it.",
     )
 
     @field_validator("filter")

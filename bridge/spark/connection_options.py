@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
+from bridge.settings.units import Duration
 from bridge.spark.java_authentication import TOKEN_CLASS, identity_of
 from bridge.times import duration_s
 
@@ -139,12 +140,12 @@ def pulsar_settings(reader: OptionReader, **more: object) -> PulsarSettings | No
         "tls_validate_hostname": reader.flag("pulsar.client.tlsHostnameVerificationEnable", True),
     }
     for name, setting in (
-        ("operationTimeoutMs", "operation_timeout_s"),
-        ("connectionTimeoutMs", "connection_timeout_s"),
+        ("operationTimeoutMs", "operation_timeout"),
+        ("connectionTimeoutMs", "connection_timeout"),
     ):
         ms = reader.integer(f"pulsar.client.{name}", least=1)
         if ms is not None:
-            values[setting] = ms / 1000
+            values[setting] = Duration(ms / 1000)
     try:
         return PulsarSettings(**values)
     except ValidationError as e:

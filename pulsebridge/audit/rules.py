@@ -3,7 +3,7 @@
 It shares only the rules file with the Spark job. A rule evaluates the readings of its metric in the order of the
 device's time. ``below`` fires if a reading is under the limit and the previous one was not, or does not exist.
 ``falling`` fires if the value drops by more than ``per_minute`` a minute since the previous reading. It does not fire
-if that reading is older than ``within_minutes`` or has the same time.
+if that reading is older than ``within`` or has the same time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any, Final
 import yaml
 
 from bridge.errors import ConfigError
+from bridge.settings.units import Duration
 from pulsebridge.audit.records import Call, Published
 
 __all__ = ["Rule", "calls_of", "command_id", "load_rules", "read_rules"]
 
 _KINDS: Final = ("below", "falling")
-_NOT_RECOMPUTED: Final = {"clear", "for_minutes", "over_minutes", "notify_cleared"}
+_NOT_RECOMPUTED: Final = {"clear", "for", "over", "notify_cleared"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Rule:
     kind: str
     limit: float = 0.0
     per_minute: float = 0.0
-    within_minutes: float = 0.0
+    within_s: float = 0.0
 
 
 def command_id(rule: str, device: str, reading_id: str) -> str:
@@ -60,8 +61,9 @@ def read_rules(body: Mapping[str, Any], origin: str) -> list[Rule]:
                 f"{origin}: alert {entry['name']} has {', '.join(unknown)}, which the audit cannot recompute",
                 remedy="use below or falling, or add it to pulsebridge.audit.rules",
             )
-        amounts = (float(entry.get(name, 0)) for name in ("limit", "per_minute", "within_minutes"))
-        rules.append(Rule(entry["name"], entry["metric"], entry["kind"], *amounts))
+        limit, per_minute = (float(entry.get(name, 0)) for name in ("limit", "per_minute"))
+        within_s = float(Duration(entry.get("within", "0s")))
+        rules.append(Rule(entry["name"], entry["metric"], entry["kind"], limit, per_minute, within_s))
     return rules
 
 
@@ -88,6 +90,6 @@ def _firing(rule: Rule, readings: Iterable[tuple[datetime, str, float]]) -> Iter
                 yield name
         elif before is not None:
             minutes = (ts - before[0]).total_seconds() / 60
-            if 0 < minutes <= rule.within_minutes and before[1] - value > rule.per_minute * minutes:
+            if 0 < minutes * 60 <= rule.within_s and before[1] - value > rule.per_minute * minutes:
                 yield name
         before = (ts, value)

@@ -62,16 +62,20 @@ def schema() -> None:
 
 
 @config.command("default")
-def default() -> None:
+def default(
+    common: Annotated[bool, typer.Option("--common", help="Only the settings that most installations set.")] = False,
+) -> None:
     """Print the complete settings file with every default and its description.
 
-    Example:
+    Examples:
+
+        pulsebridge config default --common
 
         pulsebridge config default > pulsebridge.yaml
     """
     from bridge.settings.default_file import default_yaml
 
-    typer.echo(default_yaml(), nl=False)
+    typer.echo(default_yaml(common=common), nl=False)
 
 
 @config.command("metrics")

@@ -55,7 +55,7 @@ def _list(
     sets: SetOption = None,
     absent: Annotated[
         bool,
-        typer.Option("--absent", help="Devices with parked commands, or silent for push.silence_s."),
+        typer.Option("--absent", help="Devices with parked commands, or silent for push.presence.silence."),
     ] = False,
     pending: Annotated[bool, typer.Option("--pending", help="Devices with waiting commands.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="How many to show, the most pending first; 0: all.")] = 50,

@@ -87,6 +87,7 @@ def up(
 
       pulsebridge up --mqtt mqtt://broker.example:1883
     """
+    from bridge.settings.units import Duration
     from pulsebridge.local.lifecycle import bring_up, hours
 
     flags: dict[str, object] = {
@@ -100,7 +101,7 @@ def up(
         "local.admin_port": admin_port,
         "local.fsync": fsync,
         "local.offline": offline,
-        "local.lifetime_h": None if lifetime is None else hours(lifetime),
+        "local.lifetime": None if lifetime is None else Duration(hours(lifetime) * 3600),
     }
     bring_up(_settings(config, sets, flags), as_json=as_json)
 

@@ -107,7 +107,7 @@ def whole_plan(
         *ingest_needs(pulsar, static_topics(settings), presence=False, resume=False).topics,
         *extra,
         *push_needs(pulsar).topics,
-        *([alerts_need(pulsar, settings.streaming.subscription_of("alerts"))] if settings.streaming.rules else []),
+        *([alerts_need(pulsar, settings.streaming.subscription_of("alerts"))] if settings.streaming.alerts else []),
     )
     for need in {need.topic: need for need in needs}.values():
         steps += topic_steps(need)

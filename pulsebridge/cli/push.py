@@ -73,11 +73,11 @@ def _push(
         raise ConfigError(
             f"--trace logs at level info, but log.level is {settings.log.level}", remedy="add --set log.level=info"
         )
-    health = Health(settings.metrics.stuck_s)
+    health = Health(settings.metrics.stuck_after)
     reduce_collections()
     stopping = threading.Event()
     with (
-        stopping_on_signals("push", stopping.set, settings.push.drain_s + CLOSE_S),
+        stopping_on_signals("push", stopping.set, settings.push.drain + CLOSE_S),
         serving(settings.metrics, health),
     ):
         PushWorker(settings, _numbers(partitions), health=health, stopping=stopping, trace=trace).run()

@@ -65,7 +65,7 @@ def _rules(
 
     settings = settings_from(config, sets)
     pipeline_of(settings)  # custom expectations of the user are in modules
-    suites = Suites(settings.streaming.expectations)
+    suites = Suites(settings.streaming.suites)
     rules = [(name, rule) for name in ([suite] if suite else suites.names()) for rule in suites.suite(name).rules]
     if as_json:
         fields = ("expectation", "columns", "severity", "splits")

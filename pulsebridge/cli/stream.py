@@ -88,7 +88,7 @@ def register(app: typer.Typer) -> None:
 _HELP = """Run the pipeline: the built-in flows, those of streaming.tables and presets, and those of streaming.modules.
 
 A separate driver gives commands the lowest latency: run `--part commands`, and `--part tables` as another process, on
-one machine with `--set streaming.nice=5`; each with a different metrics.port.
+one machine with `--set streaming.spark.nice=5`; each with a different metrics.port.
 
 Examples: pulsebridge stream · pulsebridge stream --available-now · pulsebridge stream --only gold
 """

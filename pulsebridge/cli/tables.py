@@ -25,7 +25,7 @@ _LEFT: Final = (
     "old files of the tables, for time travel, until VACUUM: --vacuum, or `tables optimise` after 7 days "
     "(delta.deletedFileRetentionDuration)",
     "bounds of columns in the tables' logs, which may name the device, for 30 days (delta.logRetentionDuration)",
-    "the state of alerts, until the device was offline for streaming.alert_state_days",
+    "the state of alerts, until the device was offline for streaming.alert_state_expiry",
     "messages that a driver of commands (--part commands) has not read yet: their alerts follow later",
     "Pulsar, system namespace: commands, receipts, alerts and dead letters of the device as long as its retention; the "
     "newest record of each key of compacted topics without end",

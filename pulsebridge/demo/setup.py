@@ -83,7 +83,7 @@ def local_settings(options: DemoOptions) -> LocalSettings:
         mqtt_url=options.mqtt,
         pulsar_url=options.pulsar,
         admin_url=options.admin,
-        start_timeout_s=load(conf_path(SETTINGS), options.sets).local.start_timeout_s,
+        start_timeout=load(conf_path(SETTINGS), options.sets).local.start_timeout,
     )
 
 
@@ -98,8 +98,8 @@ def write_settings(run: RunFolder, options: DemoOptions, local: LocalSettings) -
     )
     body["streaming"] |= {
         "root": str(run.lakehouse),
-        "rules": str(run.rules_file),
-        "expectations": str(run.expectations),
+        "alerts": str(run.rules_file),
+        "suites": str(run.expectations),
     }
     run.settings_file.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
     return load(run.settings_file, list(options.sets))

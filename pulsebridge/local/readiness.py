@@ -33,7 +33,7 @@ def pulsar_round_trip(service_url: str, admin_url: str) -> None:
     from bridge.pulsar.client import MessageId, PulsarClient, our_errors
     from bridge.settings.pulsar import PulsarSettings
 
-    settings = PulsarSettings(service_url=service_url, admin_url=admin_url, operation_timeout_s=10)
+    settings = PulsarSettings(service_url=service_url, admin_url=admin_url, operation_timeout="10s")
     text = os.urandom(8).hex().encode()
     with PulsarClient(settings) as client, our_errors(f"round trip through {service_url}"):
         reader = client.reader(_READY_TOPIC, MessageId.latest)

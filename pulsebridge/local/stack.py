@@ -73,7 +73,7 @@ class LocalStack:
         self._data: Path | None = None
         self._java: Java | None = None
         self._homes: dict[str, Path] = {}
-        self._sizes: Sizes = sizes_for(total_memory(), self.settings.mqtt_heap_mb)
+        self._sizes: Sizes = sizes_for(total_memory(), self.settings.mqtt_heap // 1024**2)
         self._bookie_port = 0
         self._abandon = threading.Event()
         self.mqtt_host = "127.0.0.1"
@@ -350,7 +350,7 @@ class LocalStack:
         return Server("mqtt", command, log=log, cwd=folder, environment=self._environment(), grace_s=_GRACE_S)
 
     def _await_ready(self, name: str, server: Server) -> None:
-        deadline = time.monotonic() + self.settings.start_timeout_s
+        deadline = time.monotonic() + self.settings.start_timeout
         pause, last = 0.05, "it does not answer"
         while time.monotonic() < deadline:
             if self._abandon.is_set():
@@ -366,9 +366,9 @@ class LocalStack:
             time.sleep(pause)
             pause = min(pause * 1.3, 0.25)
         raise TransientError(
-            f"{name} is not ready after {self.settings.start_timeout_s:.0f} s ({last}); its log ends:\n"
+            f"{name} is not ready after {self.settings.start_timeout:.0f} s ({last}); its log ends:\n"
             f"{last_lines(server.log)}",
-            remedy="check whether the machine is overloaded, or raise local.start_timeout_s",
+            remedy="check whether the machine is overloaded, or raise local.start_timeout",
         )
 
     def _ready(self, name: str) -> bool:

@@ -71,7 +71,7 @@ def _supervise(folder: Path, settings: LocalSettings, stopping: threading.Event,
     except BaseException as e:
         write_state(folder, replace(state, phase="failed", message=f"{type(e).__name__}: {e}"))
         raise
-    state = _describe(stack, state, until=time.time() + settings.lifetime_h * 3600 if settings.lifetime_h else 0.0)
+    state = _describe(stack, state, until=time.time() + settings.lifetime if settings.lifetime else 0.0)
     write_state(folder, state)
     end = replace(state, phase="stopped")
     try:

@@ -81,7 +81,7 @@ def explanation_of(
         }
     else:
         explanation |= {"outcome": "left out", "why": _LEFT_OUT[outcome.reason], "rule": outcome.rule or None}
-    given = next((r for r in settings.ingest.all_rules if rule is not None and r.name == rule.name), None)
+    given = next((r for r in settings.ingest.all_routes if rule is not None and r.name == rule.name), None)
     if given is not None and "key" in explanation:
         explanation |= {"reading_id": given.reading_id, "reading_time": given.reading_time}
     return explanation

@@ -65,7 +65,7 @@ class Proposal:
     """Proposed settings, and notes for the user."""
 
     presets: list[str] = field(default_factory=list)
-    rules: list[TopicRule] = field(default_factory=list)
+    routes: list[TopicRule] = field(default_factory=list)
     tables: list[TableDeclaration] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -74,8 +74,8 @@ class Proposal:
         ingest: dict[str, Any] = {}
         if self.presets:
             ingest["presets"] = list(self.presets)
-        if self.rules:
-            ingest["rules"] = [rule.model_dump(exclude_defaults=True) for rule in self.rules]
+        if self.routes:
+            ingest["routes"] = [rule.model_dump(exclude_defaults=True) for rule in self.routes]
         if not ingest:
             return ""
         body = {"ingest": ingest}
@@ -112,21 +112,21 @@ def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
     proposal = Proposal()
     for name in sorted(signs, key=lambda n: -signs[n]):
         _try_preset(proposal, name)
-    covered = {rule.filter.split("/")[0] for name in proposal.presets for rule in load_preset(name).rules}
+    covered = {rule.filter.split("/")[0] for name in proposal.presets for rule in load_preset(name).routes}
     open_roots = {root: shape for root, shape in tree.shapes.items() if root not in covered}
     first = tree.whole.levels[0] if tree.whole.levels else LevelShape()
     if first.names.count > 30 and first.ids > first.new_names / 2 and not covered:
-        _try_rule(proposal, _rule(tree.whole, None, proposal.rules))
+        _try_rule(proposal, _rule(tree.whole, None, proposal.routes))
         _add_tables(proposal, tree.root)
         return proposal
     if first.names.count > len(tree.shapes):
         proposal.notes.append(
-            f"about {first.names.count} first levels, {len(tree.shapes)} of them inspected: without rules each "
-            "becomes a Pulsar topic (ingest.max_topics)"
+            f"about {first.names.count} first levels, {len(tree.shapes)} of them inspected: without routes each "
+            "becomes a Pulsar topic (ingest.limits.topics)"
         )
     ranked = sorted(open_roots.items(), key=lambda item: (-item[1].messages, item[0]))
     for root, shape in ranked[:_MAX_RULES]:
-        _try_rule(proposal, _rule(shape, root, proposal.rules))
+        _try_rule(proposal, _rule(shape, root, proposal.routes))
         _note_commands(proposal, root, tree.root.children.get(root))
     if len(ranked) > _MAX_RULES:
         proposal.notes.append(f"{len(ranked) - _MAX_RULES} first levels with fewer messages have no rule here")
@@ -136,7 +136,7 @@ def propose(tree: TopicTree, signs: Mapping[str, int]) -> Proposal:
 
 def _add_tables(proposal: Proposal, root: Node) -> None:
     """Add typed tables for the JSON objects on the topics of the rules; presets have their own tables."""
-    for rule in proposal.rules:
+    for rule in proposal.routes:
         filters = Filter.parse(rule.filter)
         forms: dict[str | None, Fields] = {}
         mixed = False
@@ -196,12 +196,12 @@ def _try_preset(proposal: Proposal, name: str) -> None:
 
 
 def _try_rule(proposal: Proposal, rule: TopicRule) -> None:
-    rules = (*proposal.rules, rule)
-    problems = mapping_problems(IngestSettings(rules=rules, presets=tuple(proposal.presets)))
+    rules = (*proposal.routes, rule)
+    problems = mapping_problems(IngestSettings(routes=rules, presets=tuple(proposal.presets)))
     if problems:
         proposal.notes.append(f"no rule for {rule.filter!r}: {problems[0]}")
     else:
-        proposal.rules.append(rule)
+        proposal.routes.append(rule)
 
 
 def _note_commands(proposal: Proposal, root: str, node: Node | None) -> None:

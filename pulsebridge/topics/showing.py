@@ -47,7 +47,7 @@ def discovery_of(tree: TopicTree, signs: Mapping[str, int], proposal: Proposal, 
             }
             for name, count in sorted(signs.items(), key=lambda item: -item[1])
         ],
-        "rules": [rule.model_dump(exclude_defaults=True) for rule in proposal.rules],
+        "routes": [rule.model_dump(exclude_defaults=True) for rule in proposal.routes],
         "tables": [table.model_dump(mode="json", exclude_defaults=True) for table in proposal.tables],
         "notes": proposal.notes,
         "yaml": proposal.yaml(),

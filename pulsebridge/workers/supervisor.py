@@ -34,7 +34,7 @@ __all__ = ["end_with_owner", "run_workers"]
 log = structlog.get_logger("ingest")
 
 _SPARE_S: Final = 8.0
-"""Extra time for a worker to close, beyond ``ingest.drain_s``, in seconds."""
+"""Extra time for a worker to close, beyond ``ingest.drain``, in seconds."""
 _LOOK_S: Final = 0.1
 
 
@@ -80,7 +80,7 @@ def run_workers(config: Path | None, sets: Sequence[str], count: int) -> int:
         if ports:
             log.info("the workers share ports", host=settings.http.host, **ports)
         workers = [_Worker(i, _command(config, options, settings, count=count, index=i)) for i in range(count)]
-        return _Watch(workers, settings.ingest.drain_s + _SPARE_S).run()
+        return _Watch(workers, settings.ingest.drain + _SPARE_S).run()
 
 
 def _ports(settings: Settings) -> dict[str, int]:

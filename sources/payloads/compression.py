@@ -66,4 +66,4 @@ def _zstd(payload: bytes, limit: int) -> bytes:
 
 
 def _beyond(limit: int) -> ValueError:
-    return ValueError(f"expands to more than max_bytes, {limit}")
+    return ValueError(f"expands to more than max_size, {limit}")

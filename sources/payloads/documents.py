@@ -112,7 +112,7 @@ class _Plain:
 
 
 def _beyond(limit: int) -> ValueError:
-    return ValueError(f"makes a document larger than max_bytes, {limit}")
+    return ValueError(f"makes a document larger than max_size, {limit}")
 
 
 def _time(value: date) -> str:

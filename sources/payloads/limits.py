@@ -38,7 +38,7 @@ _REFUSED: Final = {35: "a regular expression", 36: "a MIME message"}
 def check_size(size: int, limit: int) -> None:
     """Raise ValueError if a payload has more than ``limit`` bytes."""
     if size > limit:
-        raise ValueError(f"{size} bytes, max_bytes is {limit}")
+        raise ValueError(f"{size} bytes, max_size is {limit}")
 
 
 def check_cbor(body: bytes, *, max_depth: int, max_values: int) -> None:

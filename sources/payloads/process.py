@@ -26,7 +26,7 @@ _PATIENCE: Final = 10
 """Factor of ``seconds`` allowed to a payload that waits for a process or a network."""
 _MIB: Final = 1024 * 1024
 _ANSWER_BYTES: Final = 8 * _MIB
-"""Above this size an answer omits the remaining payloads. Each payload may expand to ``max_bytes``."""
+"""Above this size an answer omits the remaining payloads. Each payload may expand to ``max_size``."""
 _NO_MEMORY: Final = 3
 """Exit code of a process that has used its memory. A new one starts with empty memory."""
 
@@ -127,9 +127,9 @@ class DecoderProcess:
 
 def _why(code: int | None, limits: Limits) -> str:
     if code in (-signal.SIGPROF, -signal.SIGALRM):
-        return f"takes longer than max_seconds, {limits.seconds:g}"
+        return f"takes longer than max_time, {limits.seconds:g} s"
     if code == _NO_MEMORY:
-        return f"needs more memory than max_memory_mb, {limits.memory_mb}"
+        return f"needs more memory than max_memory, {limits.memory_mb} MiB"
     return f"ends the decoder's process (exit code {code}): an error in C, or a limit that C does not report"
 
 

@@ -79,14 +79,14 @@ def unpacker(decoding: Decoding, function: Callable[..., Any] | None = None) -> 
     def unpack(payload: bytes, message: Message) -> Unpacked:
         what = decoding.compression or decoding.format
         try:
-            check_size(len(payload), decoding.max_bytes)
-            body = expand(payload, decoding.compression, decoding.max_bytes) if decoding.compression else payload
+            check_size(len(payload), decoding.max_size)
+            body = expand(payload, decoding.compression, decoding.max_size) if decoding.compression else payload
             if read is None:
                 return Unpacked(body=body)
             what = decoding.format
             document = json_of(
                 read(body, message),
-                decoding.max_bytes,
+                decoding.max_size,
                 max_depth=decoding.max_depth,
                 max_values=decoding.max_values,
             )
@@ -251,7 +251,7 @@ def _process_of(decoders: _Decoders) -> DecoderProcess:
         process.close()
     process = DecoderProcess(
         {n: unpacker(one, None if code is None else pickle.loads(code)) for n, (one, code) in enumerate(decoders)},
-        {n: Limits(one.max_seconds, one.max_memory_mb) for n, (one, _) in enumerate(decoders)},
+        {n: Limits(one.max_time, one.max_memory // 1024**2) for n, (one, _) in enumerate(decoders)},
     )
     _of_worker = decoders, process
     return process

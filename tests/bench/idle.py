@@ -40,7 +40,7 @@ PARTITIONS = 4
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``source.idle_batches`` and the slopes ``source.idle_planner_slope`` and ``source.idle_heap_slope``."""
     seconds = float(os.environ.get(SECONDS, "600"))
-    with LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack, bench_folder() as folder:
+    with LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack, bench_folder() as folder:
         settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
         topic = settings.readings_topic("bench-idle")
         with PulsarAdmin(settings) as admin:

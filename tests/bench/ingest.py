@@ -140,7 +140,7 @@ def _servers(folder: Path, left_out: list[str]) -> Iterator[_Place]:
                 )
             )
             urls["mqtt_url"] = f"mqtt://127.0.0.1:{port}"
-        stack = run.enter_context(LocalStack(LocalSettings(quick_start=False, start_timeout_s=300, **urls)))
+        stack = run.enter_context(LocalStack(LocalSettings(quick_start=False, start_timeout="5m", **urls)))
         name = f"bench-{time.monotonic_ns()}"
         pulsar = PulsarSettings(
             service_url=stack.pulsar_url,
@@ -274,7 +274,7 @@ def started(
             f"protocol: '{'5' if name == 'mqtt5' else '3.1.1'}'}}\n"
             f"pulsar: {{service_url: '{place.pulsar.service_url}', admin_url: '{place.pulsar.admin_url}', "
             f"namespace: '{place.pulsar.namespace}', system_namespace: '{place.pulsar.system_namespace}'}}\n"
-            f"ingest:\n  rules: [{{name: bench, filter: '{name}/+device', topic: {name}, device: '{{device}}'}}]\n"
+            f"ingest:\n  routes: [{{name: bench, filter: '{name}/+device', topic: {name}, device: '{{device}}'}}]\n"
             f"metrics: {{port: {metrics}}}\n"
         )
         command = pulsebridge("ingest", "--config", str(config))

@@ -52,7 +52,7 @@ _PARTS = {
     "ingest": ("ingest",),
     "push": ("push",),
     "commands": ("stream", "--part", "commands", "--set", _BUILT_IN),
-    "tables": ("stream", "--part", "tables", "--set", _BUILT_IN, "--set", "streaming.nice=5"),
+    "tables": ("stream", "--part", "tables", "--set", _BUILT_IN, "--set", "streaming.spark.nice=5"),
 }
 """The arguments of each process: a Spark driver for commands, and one for tables with lower priority."""
 _TABLES = ("bronze", "measurements", "readings")
@@ -66,7 +66,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     """
     with (
         bench_folder() as folder,
-        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
+        LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack,
         with_logs_of(stack, folder),
     ):
         config = config_of(stack, folder)
@@ -116,8 +116,8 @@ def config_of(stack: LocalStack, folder: Path) -> Path:
     shutil.copytree(conf_path("demo/gx"), folder / "gx")
     settings.setdefault("streaming", {}).update(
         root=str(folder / "lakehouse"),
-        rules=str(conf_path("demo/rules.yaml")),
-        expectations=str(folder / "gx"),
+        alerts=str(conf_path("demo/rules.yaml")),
+        suites=str(folder / "gx"),
     )
     path = folder / "bench.yaml"
     path.write_text(yaml.safe_dump(settings))

@@ -36,7 +36,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     slopes: dict[str, float] = {}
     with (
         bench_folder() as folder,
-        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
+        LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack,
         ExitStack() as run,
     ):
         pids = []
@@ -46,7 +46,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             rule = TopicRule(name="fleet", filter=f"{mqtt.client_id}/+device/x", topic="fleet", device="{device}")
             place = folder / protocol
             place.mkdir()
-            settings = ingest_settings(mqtt, pulsar, rules=(rule,))
+            settings = ingest_settings(mqtt, pulsar, routes=(rule,))
             pids.append(run.enter_context(ingest_process(settings, place)).pid)
             run.enter_context(
                 Fleet(stack.mqtt_host, stack.mqtt_port, mqtt.client_id, devices=100, rate=RATE, size=SIZE)

@@ -119,11 +119,11 @@ def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iter
     """A stack of its own, provisioned for push, which hears of the devices' births and wills."""
     server = os.environ.get(BROKER, "artemis")
     with LocalStack(
-        LocalSettings(quick_start=False, start_timeout_s=300, mqtt_server=server, mqtt_heap_mb=mqtt_heap_mb)
+        LocalSettings(quick_start=False, start_timeout="5m", mqtt_server=server, mqtt_heap=f"{mqtt_heap_mb}MiB")
     ) as stack:
         mqtt = mqtt_settings(stack)
         presence = (PresenceRule(filter=status_topic(mqtt.client_id, "+device")),)
-        settings = push_settings(provisioned(stack), mqtt, command_partitions=4, presence=presence)
+        settings = push_settings(provisioned(stack), mqtt, command_partitions=4, presence={"rules": presence})
         settings = settings.model_copy(update={"metrics": MetricsSettings(port=metrics_port)})
         provision(settings)
         config = folder / "push.yaml"
@@ -239,7 +239,7 @@ def _arrival_rate(fleet: DeviceProcesses, before: int) -> float:
 def _bare_rate(at: Place, fleet: DeviceProcesses) -> float:
     """Publish as many of the same messages with paho alone, at QoS 1, as many in flight as push has."""
     before = fleet.arrivals()
-    window = at.settings.push.window * at.settings.pulsar.command_partitions
+    window = at.settings.push.limits.window * at.settings.pulsar.command_partitions
     room = threading.Semaphore(window)
     with bare_publisher(at.settings.mqtt, "bare", "5", window) as client:
         client.on_publish = lambda *_: room.release()

@@ -77,7 +77,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         Figure("push.parked_restart", found.restart_ms, "ms", "the bar", RESTART_MS),
         Figure("push.connecting.live_p99", connecting, "ms", "live p99 while no device connects", before),
         Figure("push.waking.live_p99", during, "ms", "live p99 while no device connects", before),
-        Figure("push.waking.rate", found.rate, "1/s", "push.replay_rate of all partitions", _shaped(at)),
+        Figure("push.waking.rate", found.rate, "1/s", "push.offline.replay_rate of all partitions", _shaped(at)),
     ], []
 
 
@@ -95,7 +95,7 @@ class _Found(NamedTuple):
 
 
 def _shaped(at: Place) -> float:
-    return float(at.settings.push.replay_rate * at.settings.pulsar.command_partitions)
+    return float(at.settings.push.offline.replay_rate * at.settings.pulsar.command_partitions)
 
 
 def _park(at: Place, endpoint: Endpoint, away: int) -> float:

@@ -74,7 +74,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     """
     with (
         bench_folder() as folder,
-        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
+        LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack,
         with_logs_of(stack, folder),
     ):
         settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
@@ -117,11 +117,9 @@ def product(
         "topics": [topic.rpartition("/")[2]],
         "built_in": [],
         "tables": [table],
-        "expectations": folder,
-        "quality_interval_s": 0,
-        "trigger_s": 0,
-        "max_rows_per_trigger": size,
-        "max_bytes_per_trigger": 1 << 40,
+        "suites": folder,
+        "quality": {"interval": "0s"},
+        "trigger": {"interval": "0s", "max_rows": size, "max_size": "1024GiB"},
     }
     whole = Settings.model_validate({"pulsar": settings, "streaming": streaming})
     job = Job(spark, whole, pipeline_of(whole))

@@ -51,7 +51,7 @@ def measure() -> tuple[list[Figure], list[str]]:
     """
     left_out: list[str] = []
     with (
-        LocalStack(LocalSettings(quick_start=False, start_timeout_s=300)) as stack,
+        LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack,
         bench_folder() as folder,
         with_logs_of(stack, folder),
     ):

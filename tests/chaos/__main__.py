@@ -58,7 +58,7 @@ def main() -> int:
 def _hostile(args: argparse.Namespace, seed: int) -> int:
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout_s=300, mqtt_server=args.mqtt)) as stack,
+        LocalStack(LocalSettings(start_timeout="5m", mqtt_server=args.mqtt)) as stack,
         hostile_world(
             stack,
             folder,
@@ -87,7 +87,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
     devices = args.devices or 1000
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout_s=300, mqtt_heap_mb=_HEAP_FOR_OLD_MB if args.old else 0)) as stack,
+        LocalStack(LocalSettings(start_timeout="5m", mqtt_heap=f"{_HEAP_FOR_OLD_MB if args.old else 0}MiB")) as stack,
         push_world(
             stack,
             folder,
@@ -115,7 +115,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
 def _ingest(args: argparse.Namespace, seed: int) -> int:
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout_s=300)) as stack,
+        LocalStack(LocalSettings(start_timeout="5m")) as stack,
     ):
         failed = 0
         if not args.no_points:

@@ -170,7 +170,7 @@ def hostile_world(
                 pulsar_settings=ingest.pulsar,
                 root=ingest.root,
                 port=other.port,
-                groups=(GroupRule(name="all", devices=("*",)),),
+                groups={"declared": (GroupRule(name="all", devices=("*",)),)},
             )
         )
         ingest.start()

@@ -33,6 +33,7 @@ from tests.chaos.evidence import Kill
 from tests.chaos.push_account import TimedReceipt, Verdict, verdict_of
 from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
+from tests.support.merging import merged
 from tests.support.push import provision, push_settings
 from tests.support.reading_back import quiet, read_back
 from tests.support.stack import mqtt_settings, provisioned
@@ -203,19 +204,17 @@ class PushWorld:
         self.kills: Counter[str] = Counter()
         self.points: Counter[tuple[str, str]] = Counter()
         self.times: list[Kill] = []
-        mqtt = mqtt_settings(stack, keep_alive_s=5, reconnect_max_s=0.5, port=port or stack.mqtt_port)
+        mqtt = mqtt_settings(stack, keep_alive="5s", reconnect_max="500ms", port=port or stack.mqtt_port)
         self.root = root or mqtt.client_id
         own: dict[str, object] = {
             "command_partitions": _PARTITIONS,
             "confirm": "device",
-            "answer_topic": f"{self.root}/answers",
             "position_in": "topic" if old_share else "properties",
-            "presence": (PresenceRule(filter=status_topic(self.root, "+device")),),
-            "answer_timeout_s": 10.0,
-            "probe_min_s": 5.0,
-            "probe_max_s": 20.0,
+            "presence": {"rules": (PresenceRule(filter=status_topic(self.root, "+device")),)},
+            "answers": {"topic": f"{self.root}/answers", "timeout": "10s"},
+            "offline": {"probe_min": "5s", "probe_max": "20s"},
         }
-        settings = push_settings(self.pulsar, mqtt, **own | push)
+        settings = push_settings(self.pulsar, mqtt, **merged(own, push))
         self.settings = settings.model_copy(update={"log": LogSettings(format="json")})
         provision(self.settings)
         self._config = folder / "push.yaml"

@@ -44,7 +44,7 @@ class TablesBeside:
                 "fields": "ts string, value double",
                 "time": "$.ts",
                 "ignored": ["pad"],
-                "max_bytes": 5_242_880,
+                "max_size": "5MiB",
             },
         ]
         settings = {

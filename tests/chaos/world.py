@@ -56,14 +56,14 @@ class World:
         self.pulsar = provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
         self.times: list[Kill] = []
-        mqtt = mqtt_settings(stack, protocol=protocol, port=proxy.port, keep_alive_s=5, reconnect_max_s=0.5)
+        mqtt = mqtt_settings(stack, protocol=protocol, port=proxy.port, keep_alive="5s", reconnect_max="500ms")
         self.root = mqtt.client_id
         rule = TopicRule(name="chaos", filter=f"{self.root}/+device/x", topic=TOPIC, device="{device}")
         made = ingest_settings(
             mqtt,
             self.pulsar,
-            rules=(*rules(self.root), rule),
-            max_in_flight=500,
+            routes=(*rules(self.root), rule),
+            limits={"in_flight": 500},
             resume_topic=resume_topic(self.root),
         )
         self.settings = made.model_copy(update={"log": LogSettings(format="json")})

@@ -28,7 +28,7 @@ TYPES: Final = frozenset({".py", ".md", ".yaml", ".ipynb", ".conf", ".json"})
 FROZEN: Final = ("tests/support/push_oracle/", "tests/support/push_pair.py")
 """A copy of the former core of push, and the pair for the differential test, which uses its names."""
 TOPIC_LEVEL: Final = re.compile(r"(?<=[/. ])nobody(?=[/\\])")
-"""The level of an MQTT topic that push publishes to, below `push.answer_topic`."""
+"""The level of an MQTT topic that push publishes to, below `push.answers.topic`."""
 EXCEPT: Final[dict[str, set[str]]] = {}
 
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.stack, pytest.mark.spark, pytest.mark
 
 
 def pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    patience = {"PULSEBRIDGE_LOCAL__START_TIMEOUT_S": str(patient(120))}
+    patience = {"PULSEBRIDGE_LOCAL__START_TIMEOUT": f"{patient(120)}s"}
     return subprocess.run(
         [*PULSEBRIDGE, *arguments],
         capture_output=True,

@@ -128,8 +128,8 @@ class TestRun:
         command = pulsebridge_command(
             "stream", "--config", str(conf_path("demo/pulsebridge.yaml")), "--available-now",
             "--set", 'streaming.modules=["hours.py"]', "--set", f"streaming.root={tmp_path / 'tables'}",
-            "--set", f"streaming.rules={conf_path('demo/rules.yaml')}",
-            "--set", f"streaming.expectations={conf_path('demo/gx')}",
+            "--set", f"streaming.alerts={conf_path('demo/rules.yaml')}",
+            "--set", f"streaming.suites={conf_path('demo/gx')}",
             "--only", "sensors", "--only", "hours",
         )  # fmt: skip
         subprocess.run(command, cwd=tmp_path, env={**os.environ, **servers}, check=True, timeout=patient(200))

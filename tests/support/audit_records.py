@@ -20,7 +20,7 @@ from pulsebridge.audit.rules import Rule, calls_of
 
 RULES = (
     Rule("low", "glucose", "below", limit=70),
-    Rule("falling", "glucose", "falling", per_minute=3, within_minutes=15),
+    Rule("falling", "glucose", "falling", per_minute=3, within_s=900),
 )
 START = datetime(2010, 3, 24, 9, 51)
 READINGS = "persistent://public/pulsebridge/wearables"

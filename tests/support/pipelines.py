@@ -11,6 +11,7 @@ from bridge.settings import Settings, StreamingSettings
 from streaming import pipelines as dp
 from streaming.job import Job
 from streaming.tables import Table
+from tests.support.merging import merged
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +25,9 @@ class PipelineWorld:
     def __init__(self, spark: SparkSession, root: Path, **streaming: Any) -> None:
         self.spark = spark
         self.settings = Settings(
-            streaming=StreamingSettings(root=str(root / "lakehouse"), view_trigger_s=0, **streaming)
+            streaming=StreamingSettings(
+                **merged({"root": str(root / "lakehouse"), "trigger": {"views_interval": "0s"}}, streaming)
+            )
         )
         self.counts: list[tuple[str, int, int]] = []
 

@@ -29,6 +29,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.local.stack import LocalStack
+from tests.support.merging import merged
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient
 
@@ -53,8 +54,8 @@ class Peer(ABC):
             messaging_protocols=(self.protocol,),
             mqtt=self.mqtt,
             pulsar=self.namespaces,
-            http=HttpSettings(port=0, max_in_flight=LIMIT, store_timeout_s=120),
-            ingest=IngestSettings(**({"rules": (rule,), "max_in_flight": LIMIT // 2} | ingest)),
+            http=HttpSettings(port=0, limits={"in_flight": LIMIT, "store_timeout": "2m"}),
+            ingest=IngestSettings(**merged({"routes": (rule,), "limits": {"in_flight": LIMIT // 2}}, ingest)),
         )
 
     @contextmanager

@@ -36,6 +36,7 @@ from bridge.push.worker import PushWorker
 from bridge.settings import MqttSettings, PulsarSettings, PushSettings, Settings
 from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
+from tests.support.merging import merged
 from tests.support.reading_back import patiently, quiet, read_back
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
@@ -48,11 +49,9 @@ def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes
         mqtt=mqtt,
         pulsar=pulsar_settings.model_copy(update={"command_partitions": count}),
         push=PushSettings(
-            **{  # type: ignore[arg-type]
-                "client_id": f"{mqtt.client_id}-push",
-                "answer_topic": f"{mqtt.client_id}/answers",
-            }
-            | changes
+            **merged(
+                {"client_id": f"{mqtt.client_id}-push", "answers": {"topic": f"{mqtt.client_id}/answers"}}, changes
+            )
         ),
     )
 
@@ -61,9 +60,8 @@ def parking_settings(stack: LocalStack, namespaces: PulsarSettings, **changes: o
     """Return settings by which devices answer and tell whether they are there."""
     mqtt = mqtt_settings(stack)
     rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
-    return push_settings(
-        namespaces, mqtt, **({"confirm": "device", "answer_timeout_s": 2.0, "presence": (rule,)} | changes)
-    )
+    usual = {"confirm": "device", "answers": {"timeout": "2s"}, "presence": {"rules": (rule,)}}
+    return push_settings(namespaces, mqtt, **merged(usual, changes))
 
 
 def says(settings: Settings, device: str, status: bytes, *, retain: bool = False) -> None:
@@ -262,27 +260,27 @@ def push_arguments(settings: Settings) -> list[str]:
     sets = {
         "mqtt.host": settings.mqtt.host,
         "mqtt.port": settings.mqtt.port,
-        "mqtt.reconnect_max_s": 0.5,
+        "mqtt.reconnect_max": "500ms",
         "pulsar.service_url": settings.pulsar.service_url,
         "pulsar.admin_url": settings.pulsar.admin_url,
         "pulsar.namespace": settings.pulsar.namespace,
         "pulsar.system_namespace": settings.pulsar.system_namespace,
         "pulsar.command_partitions": settings.pulsar.command_partitions,
         "push.client_id": settings.push.client_id,
-        "push.answer_topic": settings.push.answer_topic,
-        "push.resume_earliest": settings.push.resume_earliest,
-        "push.resumed_topic": settings.push.resumed_topic,
-        "push.resume_every_s": settings.push.resume_every_s,
+        "push.answers.topic": settings.push.answers.topic,
+        "push.resume.allow_earliest": settings.push.resume.allow_earliest,
+        "push.resume.answer_topic": settings.push.resume.answer_topic,
+        "push.resume.interval": settings.push.resume.interval,
         "push.confirm": settings.push.confirm,
-        "push.window_mb": settings.push.window_mb,
-        "push.answer_timeout_s": settings.push.answer_timeout_s,
-        "push.presence": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence]),
-        "push.probe_min_s": settings.push.probe_min_s,
-        "push.replay_rate": settings.push.replay_rate,
+        "push.limits.window_size": settings.push.limits.window_size,
+        "push.answers.timeout": settings.push.answers.timeout,
+        "push.presence.rules": json.dumps([rule.model_dump(mode="json") for rule in settings.push.presence.rules]),
+        "push.offline.probe_min": settings.push.offline.probe_min,
+        "push.offline.replay_rate": settings.push.offline.replay_rate,
         "metrics.port": settings.metrics.port,
-        "metrics.probe_s": settings.metrics.probe_s,
+        "metrics.probe_interval": settings.metrics.probe_interval,
     }
-    return [part for path, value in sets.items() for part in ("--set", f"{path}={value}")]
+    return [part for path, value in sets.items() for part in ("--set", f"{path}={getattr(value, 'text', value)}")]
 
 
 class PushProcess:

@@ -11,6 +11,7 @@ from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.settings import IngestSettings, MqttSettings, PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
+from tests.support.merging import merged
 from tests.support.push import push_settings
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
@@ -29,7 +30,7 @@ def resume_settings(
     made = push_settings(
         namespaces,
         mqtt,
-        **({"resumed_topic": f"{root}/resumed", "resume_every_s": 0.2, "resume_earliest": True} | changes),
+        **merged({"resume": {"answer_topic": f"{root}/resumed", "interval": "200ms", "allow_earliest": True}}, changes),
     )
     ingest = IngestSettings(
         filters=(f"{root}/readings/#",),
@@ -55,7 +56,7 @@ class OffsetDevice:
         root = settings.mqtt.client_id
         self._commands = f"{settings.push.client_id}/{name}/commands"
         self._asks = f"{root}/resume/{name}"
-        self._answers = f"{settings.push.resumed_topic}/{name}"
+        self._answers = f"{settings.push.resume.answer_topic}/{name}"
         mqtt = settings.mqtt.model_copy(update={"protocol": protocol})
         self._client = DeviceClient(mqtt, f"{root}-{name}", on_message=self._on_message, persistent=True)
         self._other = None if at is None else DeviceClient(at, f"{root}-{name}-asks")

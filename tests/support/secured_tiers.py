@@ -41,7 +41,7 @@ def provisioned_for(pulsar: SecuredPulsar, roles: Mapping[str, str], **changes: 
     """Return the administrator's settings of fresh namespaces with all of the plan done. ``roles``: tier → role."""
     settings = Settings(
         pulsar=pulsar.namespaces("admin", partitions=1, command_partitions=1, **changes),
-        ingest=IngestSettings(rules=(PLANT,)),
+        ingest=IngestSettings(routes=(PLANT,)),
     )
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         carry_out(admin, whole_plan(settings, roles=dict(roles)))

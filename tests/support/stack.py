@@ -22,7 +22,7 @@ from tests.support.waiting import patient
 def new_stack(**changes: Any) -> LocalStack:
     """Return a stack that is not started, with a temporary data folder and the user's download cache."""
     cache: Path | None = Settings().local.cache_dir
-    usual = {"cache_dir": cache, "start_timeout_s": patient(120)}
+    usual = {"cache_dir": cache, "start_timeout": f"{patient(120)}s"}
     return LocalStack(LocalSettings(**(usual | changes)))
 
 

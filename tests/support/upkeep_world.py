@@ -77,7 +77,7 @@ class House:
     def __init__(self, spark: SparkSession, root: Path, least: float, more: Mapping[str, Any] | None = None) -> None:
         self.spark = spark
         settings = Settings.model_validate(
-            {"streaming": {"root": str(root), "trigger_s": 0.2, "view_trigger_s": 1}, **(more or {})}
+            {"streaming": {"root": str(root), "trigger": {"interval": "200ms", "views_interval": "1s"}}, **(more or {})}
         )
         self.job = Job(spark, settings, declared(least))
         self.reader = Reader(spark, settings, self.job.pipeline)

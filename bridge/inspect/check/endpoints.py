@@ -88,7 +88,7 @@ def _pulsar(settings: Settings) -> str:
     from bridge.pulsar.dial import dial
 
     dial(settings.pulsar, DIAL_TIMEOUT_S)  # reports at once a failure that the client reports only after its timeout
-    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": DIAL_TIMEOUT_S})
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout": DIAL_TIMEOUT_S})
     with PulsarClient(pulsar) as client:
         # A look-up creates no topic and reads no message, but passes authentication.
         client.partitions(pulsar.readings_topic("pulsebridge-check"))

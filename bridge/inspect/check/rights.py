@@ -50,7 +50,7 @@ def _pulsar(settings: Settings, tier: str) -> str:
     topics = static_topics(settings) if tier == "ingest" else []
     needs = push_needs(pulsar)
     if tier == "ingest":
-        presence, resume = settings.ingest.presence_every_s > 0, settings.ingest.resume_topic is not None
+        presence, resume = settings.ingest.presence_interval > 0, settings.ingest.resume_topic is not None
         needs = ingest_needs(pulsar, topics, presence=presence, resume=resume)
     detail = "not checked: pulsar.provision is off" if pulsar.provision == "off" else _needs(settings, needs)
     if tier == "ingest":
@@ -136,7 +136,7 @@ def _filters(settings: Settings) -> str:
     if any(f in needed for f in refused):
         raise RefusedError(
             f"the MQTT broker refuses the subscription to {', '.join(repr(f) for f in refused)}",
-            remedy=f"allow {who} to read it, or remove it from ingest.rules and ingest.filters",
+            remedy=f"allow {who} to read it, or remove it from ingest.routes and ingest.filters",
         )
     detail = f"may subscribe to {', '.join(f for f in filters if f not in refused)}"
     if refused:  # the tier runs without it

@@ -26,8 +26,8 @@ class Selection:
     @classmethod
     def of(cls, settings: Settings, *, absent: bool = False, pending: bool = False) -> Selection:
         """Return a selection with the silence and the presence interval of the settings."""
-        recent_us = int(3 * settings.ingest.presence_every_s * 1e6)
-        return cls(absent, pending, int(settings.push.silence_s * 1e6), recent_us)
+        recent_us = int(3 * settings.ingest.presence_interval * 1e6)
+        return cls(absent, pending, int(settings.push.presence.silence * 1e6), recent_us)
 
     def presence(self, device: DeviceView, now_us: int) -> str:
         """Return ``absent``, ``present`` or ``unknown``."""

@@ -61,7 +61,7 @@ class PushStatus:
 
 def look_at_push(settings: Settings) -> PushStatus:
     """Read the state of every partition of the commands; ``problem`` contains an error."""
-    pulsar = settings.pulsar.model_copy(update={"operation_timeout_s": _PATIENCE_S})
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout": _PATIENCE_S})
     found: list[PartitionStatus] = []
     try:
         with PulsarAdmin(pulsar, timeout_s=_PATIENCE_S) as admin:

@@ -50,7 +50,7 @@ L = TypeVar("L", bound=Link)
 class Brokers(Generic[L]):
     """One connection of the type ``kind`` to each broker, dialled on demand, redialled after a loss.
 
-    Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout_s``. Any thread may call.
+    Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout``. Any thread may call.
     """
 
     def __init__(self, settings: PulsarSettings, kind: type[L]) -> None:
@@ -117,7 +117,7 @@ class Brokers(Generic[L]):
         if self._closed:
             raise TransientError("the client was closed")
         try:
-            sock, connected = open_connection(settings, host, port, settings.connection_timeout_s, proxy_to=proxy_to)
+            sock, connected = open_connection(settings, host, port, settings.connection_timeout, proxy_to=proxy_to)
         except DeniedError as e:
             if self._authenticated:  # a rotation of the file can restore access
                 raise TransientError(e.what, remedy=e.remedy) from e
@@ -150,7 +150,7 @@ class WireClient:
 
     def __init__(self, settings: PulsarSettings) -> None:
         self._brokers = Brokers(settings, BrokerConnection)
-        self._timeout_s = settings.operation_timeout_s
+        self._timeout_s = settings.operation_timeout
 
     def producer(self, partition: str, identity: Identity | None = None) -> BatchProducer:
         """Make a producer on one partition, or on a topic without partitions.

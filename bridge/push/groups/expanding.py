@@ -220,7 +220,7 @@ class Expander:
         if command.group not in self._roster.groups | self._membership.groups:
             return (
                 "rejected",
-                f"no group {command.group!r}: no rule of push.groups names it, and it never had a member",
+                f"no group {command.group!r}: no rule of push.groups.declared names it, and it never had a member",
             )
         return None
 

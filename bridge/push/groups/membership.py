@@ -101,8 +101,8 @@ class Membership:
                 continue
             if len(matching) >= self._most:
                 log.warning(
-                    "the patterns of a group mean more devices than push.group_pattern_max, the others get no commands to "
-                    "it; raise it, or write the members with Spark",
+                    "the patterns of a group mean more devices than push.groups.max_matches, the others get no commands "
+                    "to it; raise it, or write the members with Spark",
                     group=group,
                     most=self._most,
                     shown=1,

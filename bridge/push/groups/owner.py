@@ -121,7 +121,7 @@ class GroupOwner:
     def _once(self) -> None:
         """Own the roster for as long as it is ours."""
         pulsar = self._settings.pulsar
-        patient = pulsar.model_copy(update={"operation_timeout_s": min(pulsar.operation_timeout_s, 5.0)})
+        patient = pulsar.model_copy(update={"operation_timeout": min(pulsar.operation_timeout, 5.0)})
         with PulsarClient(patient) as client:
             if not client.partitioned(pulsar.system_topic(GROUP_ROSTER_TOPIC)):
                 # Only without provisioning: the operator that made the other topics may not know of these yet.
@@ -166,15 +166,15 @@ class _Session:
         roster = self._log.read()
         push = self._settings.push
         with ExitStack() as closing:
-            self._membership = Membership(push.groups, push.group_pattern_max)
+            self._membership = Membership(push.groups.declared, push.groups.max_matches)
             self._table = MemberTable(self._client, self._settings.pulsar, self._membership, self._stopping.is_set)
             closing.callback(self._table.close)
             self._known: KnownDevices | None = None
             if self._membership.has_patterns:
                 self._known = KnownDevices(self._client, self._settings.pulsar, self._membership)
                 closing.callback(self._known.close)
-            longest_us = int(push.group_expiry_s * 1_000_000)
-            self._expander = Expander(roster, self._membership, push.group_topic, longest_us)
+            longest_us = int(push.groups.expiry * 1_000_000)
+            self._expander = Expander(roster, self._membership, push.groups.topic, longest_us)
             self._own(self._log.subscribe)
             yield
 

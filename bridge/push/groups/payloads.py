@@ -115,7 +115,7 @@ class Payloads:
         self._topic = partition_name(settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC), 0)
         self._metrics = metrics
         self._cache = PayloadCache(
-            settings.push.group_cache_mb * 1024 * 1024,
+            settings.push.groups.cache_size,
             self._order,
             metrics.hits.inc,
             metrics.misses.inc,

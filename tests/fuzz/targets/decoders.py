@@ -25,8 +25,8 @@ from tests.fuzz.engine import Case, Check, Target
 __all__ = ["DECODERS"]
 
 _MOST: Final = 20_000
-"""``max_bytes`` of the decoders."""
-_USED: Final = {"filter": "#", "max_bytes": _MOST}
+"""``max_size`` of the decoders."""
+_USED: Final = {"filter": "#", "max_size": f"{_MOST}B"}
 
 
 def _descriptor() -> str:
@@ -218,7 +218,7 @@ def _opened() -> Iterator[Check]:
 
 DECODERS: Final = Target(
     "decoders",
-    "A payload gives a body, a document of at most max_bytes bytes, or the reason for quarantine, in bounded time and memory.",
+    "A payload gives a body, a document within max_size, or the reason for quarantine, in bounded time and memory.",
     _cases,
     _opened,
     examples=250,

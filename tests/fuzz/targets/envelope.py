@@ -71,7 +71,7 @@ def _cases() -> st.SearchStrategy[Case]:
 
 def _check(case: Case) -> None:
     some, arrived = case
-    ingest = IngestSettings(rules=tuple(TopicRule(**one) for one in some), allow_loopback=True, max_topics=3)
+    ingest = IngestSettings(routes=tuple(TopicRule(**one) for one in some), allow_loopback=True, limits={"topics": 3})
     if mapping_problems(ingest, _PULSAR):
         try:
             Mapper(ingest, pulsar=_PULSAR)
@@ -84,7 +84,7 @@ def _check(case: Case) -> None:
         message = Message(*one[:6], properties)
         _placed(mapper, message)
         mapper.explain(message.topic, message.payload)
-    assert mapper.topics <= 3 * (len(ingest.rules) + 1)  # as many for what no rule matches
+    assert mapper.topics <= 3 * (len(ingest.routes) + 1)  # as many for what no rule matches
 
 
 def _placed(mapper: Mapper, message: Message) -> None:

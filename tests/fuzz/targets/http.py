@@ -174,7 +174,7 @@ class _World:
 
 @contextmanager
 def _opened() -> Iterator[Check]:
-    settings = Settings(http=HttpSettings(port=0, max_body_bytes=LIMIT, read_timeout_s=5))
+    settings = Settings(http=HttpSettings(port=0, limits={"body_size": f"{LIMIT}B", "read_timeout": "5s"}))
     noted, listening = _Noted(), Listening()
     listening.start()
     service: Any = SimpleNamespace(

@@ -245,9 +245,9 @@ class _Broker:
         settings = MqttSettings(
             port=self.port,
             protocol=protocol,
-            reconnect_min_s=0.001,
-            reconnect_max_s=0.002,
-            connect_timeout_s=60,
+            reconnect_min="1ms",
+            reconnect_max="2ms",
+            connect_timeout="1m",
         )
         link = Link(settings, handler)
         for qos in (1, 2, 1):

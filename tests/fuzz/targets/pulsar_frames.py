@@ -153,7 +153,7 @@ class _World:
         self._broker = _LookedUp(server)
         port = int(server.getsockname()[1])
         self._settings = PulsarSettings(
-            service_url=f"pulsar://127.0.0.1:{port}", operation_timeout_s=20, connection_timeout_s=5
+            service_url=f"pulsar://127.0.0.1:{port}", operation_timeout="20s", connection_timeout="5s"
         )
         self.escaped: list[object] = []
 

@@ -82,7 +82,7 @@ def _check(case: Case) -> None:
     assert _is_plain(proposal.yaml()), ascii(proposal.yaml())
     body = yaml.safe_load(proposal.yaml()) or {"ingest": {}}
     assert set(body) <= {"ingest", "streaming"}, f"the proposal sets {sorted(body)}"
-    assert set(body["ingest"]) <= {"presets", "rules"}
+    assert set(body["ingest"]) <= {"presets", "routes"}
     assert set(body.get("streaming", {})) <= {"tables"}
     assert StreamingSettings.model_validate(body.get("streaming", {})).tables == tuple(proposal.tables)
     assert not mapping_problems(IngestSettings.model_validate(body["ingest"]))

@@ -59,7 +59,7 @@ def settings_of(pulsar: PulsarSettings, http: dict[str, Any], **ingest: Any) -> 
         messaging_protocols=("http",),
         pulsar=pulsar,
         http=HttpSettings(**({"port": 0} | http)),
-        ingest=IngestSettings(rules=(RULE,), **ingest),
+        ingest=IngestSettings(routes=(RULE,), **ingest),
     )
 
 
@@ -110,13 +110,13 @@ def test_a_message_has_its_key_and_envelope_and_is_stored_when_it_is_answered(pu
 
 
 def test_each_answer_says_what_became_of_the_message(pulsar: PulsarSettings) -> None:
-    with serving(pulsar, max_message_bytes=128 * 1024, max_topics=1) as (client, _):
+    with serving(pulsar, limits={"message_size": "128KiB", "topics": 1}) as (client, _):
         post = client.post
         assert post("/topics/fleet/a/m?qos=0", content=b"zero").status_code in (200, 202)
         assert post("/topics/first/x", content=b"its route may name one").status_code == 200
         dead = post("/topics/elsewhere/x", content=b"one topic too many")
         assert (dead.status_code, dead.json()["message"]) == (202, "stored among the dead letters")
-        assert "ingest.max_topics is 1" in dead.json()["reason"]
+        assert "ingest.limits.topics is 1" in dead.json()["reason"]
         for path in ("/topics/fleet-commands/a", "/topics/%24SYS/x", "/topics/a/%23", "/topics/"):
             refused = post(path, content=b"x")
             assert (refused.status_code, bool(refused.json()["message"])) == (400, True), path
@@ -130,7 +130,7 @@ def test_each_answer_says_what_became_of_the_message(pulsar: PulsarSettings) -> 
 
 
 def test_a_body_over_the_limit_is_refused_before_it_is_read(pulsar: PulsarSettings) -> None:
-    with serving(pulsar, {"max_body_bytes": 1000}) as (client, service):
+    with serving(pulsar, {"limits": {"body_size": "1000B"}}) as (client, service):
         assert client.post("/topics/fleet/a/m", content=bytes(1000)).status_code == 200
         assert client.post("/topics/fleet/a/m", content=bytes(1001)).status_code == 413
         assert client.post("/topics/fleet/a/m", content=(bytes(600) for _ in range(2))).status_code == 413
@@ -144,7 +144,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(pulsar: PulsarSettin
 def test_h39_beyond_the_bound_a_connection_is_answered_503_and_closed_before_it_sends(
     pulsar: PulsarSettings,
 ) -> None:
-    with serving(pulsar, {"max_connections": 2}) as (client, service), ExitStack() as opened:
+    with serving(pulsar, {"limits": {"connections": 2}}) as (client, service), ExitStack() as opened:
         address = service.running.listeners["http"][0]
         first, _second, third = (opened.enter_context(socket.create_connection(address, timeout=30)) for _ in range(3))
         answer = b""
@@ -157,7 +157,7 @@ def test_h39_beyond_the_bound_a_connection_is_answered_503_and_closed_before_it_
 
 
 def test_a_silent_client_is_answered_or_cut_and_takes_nothing_with_it(pulsar: PulsarSettings) -> None:
-    with serving(pulsar, {"read_timeout_s": 0.5, "first_request_s": 0.5}) as (client, service):
+    with serving(pulsar, {"limits": {"read_timeout": "500ms", "first_request_timeout": "500ms"}}) as (client, service):
         address = service.running.listeners["http"][0]
         with (
             socket.create_connection(address, timeout=30) as half,
@@ -175,7 +175,7 @@ def test_a_silent_client_is_answered_or_cut_and_takes_nothing_with_it(pulsar: Pu
 
 def test_what_pulsar_does_not_confirm_in_time_is_503_and_may_be_stored_later(pulsar: PulsarSettings) -> None:
     """The honest case: the answer says that it may still be stored, and it is; a second try is a second copy."""
-    with serving(pulsar, {"store_timeout_s": 0.5, "max_in_flight": 3}) as (client, service):
+    with serving(pulsar, {"limits": {"store_timeout": "500ms", "in_flight": 3}}) as (client, service):
         assert client.post("/topics/fleet/a/m", content=b"first").status_code == 200
         with held(pulsar):
             for number in range(3):
@@ -193,7 +193,7 @@ def test_what_pulsar_does_not_confirm_in_time_is_503_and_may_be_stored_later(pul
 
 def test_a_stop_answers_what_it_took_and_refuses_the_rest(pulsar: PulsarSettings) -> None:
     answers: list[int] = []
-    with serving(pulsar, {"store_timeout_s": 60}) as (client, service):
+    with serving(pulsar, {"limits": {"store_timeout": "1m"}}) as (client, service):
         assert client.post("/topics/fleet/a/m", content=b"first").status_code == 200
 
         def post() -> None:

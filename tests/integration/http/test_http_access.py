@@ -49,7 +49,7 @@ def serving(pulsar: PulsarSettings, **http: Any) -> Iterator[tuple[httpx.Client,
         messaging_protocols=("http",),
         pulsar=pulsar,
         http=HttpSettings(**({"port": 0} | http)),
-        ingest=IngestSettings(rules=(RULE,)),
+        ingest=IngestSettings(routes=(RULE,)),
     )
     with running_ingest(settings) as service:
         address = service.running.listeners["http"][0]

@@ -90,8 +90,8 @@ def server(stack: LocalStack) -> Iterator[Fuzzed]:
     made = Settings(
         messaging_protocols=("http",),
         pulsar=pulsar,
-        http=HttpSettings(port=0, max_body_bytes=LIMIT, read_timeout_s=2),
-        ingest=IngestSettings(rules=(rule,), max_topics=1),  # everything else is a dead letter
+        http=HttpSettings(port=0, limits={"body_size": f"{LIMIT}B", "read_timeout": "2s"}),
+        ingest=IngestSettings(routes=(rule,), limits={"topics": 1}),  # everything else is a dead letter
     )
     with running_ingest(made) as service:
         faults: list[Any] = []

@@ -65,10 +65,10 @@ def test_h39_two_thousand_half_requests_use_little_memory_and_no_slots(
     """Heads that do not end, and whole heads without a token whose bodies are under way."""
     tokens = tmp_path / "tokens"
     tokens.write_text("secret #\n")
-    http = {"max_connections": 100, "tokens_file": str(tokens)}
+    http = {"limits": {"connections": 100}, "tokens_file": str(tokens)}
     half = HEAD + b"MQTT-User-Property: a=" + b"x" * 240_000
     body = HEAD + b"Content-Length: 4000000\r\n\r\n" + b"x" * 200_000
-    with http_process(pulsar, tmp_path, http, {"rules": [RULE]}) as (process, address):
+    with http_process(pulsar, tmp_path, http, {"routes": [RULE]}) as (process, address):
         good = {"Authorization": "Bearer secret"}
         assert answered(address, "/topics/fleet/a/m", b"before", **good) == 200
         before = peak_memory(process.pid)
@@ -84,8 +84,8 @@ def test_h39_two_thousand_half_requests_use_little_memory_and_no_slots(
 def test_h39_connections_leave_descriptors_to_mqtt_and_pulsar(
     pulsar: PulsarSettings, tmp_path: Path, connections: ExitStack
 ) -> None:
-    limit, http = 400, {"max_connections": 10_000, "first_request_s": 60.0}
-    with http_process(pulsar, tmp_path, http, {"rules": [RULE]}) as (process, address):
+    limit, http = 400, {"limits": {"connections": 10_000, "first_request_timeout": "1m"}}
+    with http_process(pulsar, tmp_path, http, {"routes": [RULE]}) as (process, address):
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         for _ in range(2 * limit):
             opened(connections, address)
@@ -104,7 +104,7 @@ def settings_of(pulsar: PulsarSettings, http: dict[str, Any], **ingest: Any) -> 
         messaging_protocols=("http",),
         pulsar=pulsar,
         http=HttpSettings(**http),
-        ingest=IngestSettings(rules=(TopicRule(**RULE),), **ingest),
+        ingest=IngestSettings(routes=(TopicRule(**RULE),), **ingest),
     )
 
 
@@ -117,8 +117,7 @@ def test_h39_tls_handshakes_that_never_end_count_as_connections_and_are_cut(
         "tls_port": 0,
         "tls_certificate": pem.certificate,
         "tls_private_key": pem.key,
-        "max_connections": 5,
-        "first_request_s": 2.0,
+        "limits": {"connections": 5, "first_request_timeout": "2s"},
     }
     with running_ingest(settings_of(pulsar, http)) as service:
         address = service.running.listeners["http"][0]
@@ -133,7 +132,7 @@ def test_h39_tls_handshakes_that_never_end_count_as_connections_and_are_cut(
 def test_a_head_and_a_body_that_drip_have_one_time_for_the_whole(
     pulsar: PulsarSettings, connections: ExitStack
 ) -> None:
-    http = {"port": 0, "first_request_s": 1.0, "read_timeout_s": 1.0}
+    http = {"port": 0, "limits": {"first_request_timeout": "1s", "read_timeout": "1s"}}
     with running_ingest(settings_of(pulsar, http)) as service:
         address = service.running.listeners["http"][0]
         drip = {
@@ -165,8 +164,8 @@ def test_a_head_and_a_body_that_drip_have_one_time_for_the_whole(
 def test_h39_bodies_share_a_bound_and_are_not_read_before_they_may_be(
     pulsar: PulsarSettings, connections: ExitStack
 ) -> None:
-    http = {"port": 0, "tokens": "secret fleet/a/#", "max_body_bytes": 8 * MB}
-    with running_ingest(settings_of(pulsar, http, max_in_flight_bytes=MB)) as service:
+    http = {"port": 0, "tokens": "secret fleet/a/#", "limits": {"body_size": f"{8 * MB}B"}}
+    with running_ingest(settings_of(pulsar, http, limits={"in_flight_size": f"{MB}B"})) as service:
         address = service.running.listeners["http"][0]
         expects = b"Expect: 100-continue\r\nContent-Length: 700000\r\n"
         bearer = b"Authorization: Bearer secret\r\n"

@@ -69,7 +69,7 @@ def ingest(port: int, pulsar: PulsarSettings, folder: Path, kill_at: str = "") -
         "messaging_protocols": "http",
         "http": {"port": port},
         "pulsar": pulsar.model_dump(mode="json", exclude_defaults=True),
-        "ingest": {"rules": [{"name": "fleet", "filter": "fleet/+device/+m", "topic": "fleet", "device": "{device}"}]},
+        "ingest": {"routes": [{"name": "fleet", "filter": "fleet/+device/+m", "topic": "fleet", "device": "{device}"}]},
     }
     config.write_text(yaml.safe_dump(body), encoding="utf-8")
     with (folder / "log").open("ab") as log:

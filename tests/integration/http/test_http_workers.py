@@ -83,7 +83,7 @@ def test_workers_share_the_port_of_http_and_one_that_dies_is_not_missed(
         mqtt=mqtt,
         pulsar=namespaces,
         http=HttpSettings(port=0),
-        ingest=IngestSettings(rules=(rule,), filters=(f"{root}/l0/#", f"{root}/l1/#"), advertise_s=2),
+        ingest=IngestSettings(routes=(rule,), filters=(f"{root}/l0/#", f"{root}/l1/#"), status_interval="2s"),
     )
     with workers(settings, tmp_path, 2) as (process, log):
         records = poll_for(lambda: all_ready(settings, 2), 90, "two workers")

@@ -40,7 +40,7 @@ def test_h35_a_device_name_of_a_megabyte_is_a_dead_letter_and_blocks_no_other_de
     mqtt = mqtt_settings(stack)
     root = mqtt.client_id
     gateway = TopicRule(name="gateway", filter=f"{root}/up", topic="gateway", device="{json:$.device}")
-    settings = ingest_settings(mqtt, namespaces, rules=(gateway, rule_for(root)))
+    settings = ingest_settings(mqtt, namespaces, routes=(gateway, rule_for(root)))
     poison = [json.dumps({"device": chr(97 + n) * (MiB * (n + 1))}).encode() for n in range(4)]
     with ingest_process(settings, tmp_path) as process, device(mqtt, "dev") as dev:
         for payload in poison:
@@ -81,11 +81,8 @@ def test_h46_a_device_that_invents_topics_takes_none_of_another_route_or_device(
     settings = ingest_settings(
         mqtt,
         namespaces,
-        rules=rules,
-        max_topics=3,
-        max_topics_per_device=2,
-        topic_idle_s=2,
-        idle_producer_s=0.5,
+        routes=rules,
+        limits={"topics": 3, "topics_per_device": 2, "topic_idle": "2s", "producer_idle": "500ms"},
     )
     with running_ingest(settings) as service, device(mqtt, "dev") as dev:
         for number in range(20):

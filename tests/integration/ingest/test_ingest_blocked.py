@@ -45,7 +45,7 @@ class Scene:
             TopicRule(name=name, filter=f"{root}/{name}/+device", topic=name, device="{device}")
             for name in ("held", "free")
         )
-        self.settings: Settings = ingest_settings(self.mqtt, pulsar, rules=rules, stall_s=1, **ingest)
+        self.settings: Settings = ingest_settings(self.mqtt, pulsar, routes=rules, stall_warning="1s", **ingest)
         self.pulsar = pulsar
         self.folder = folder
         self.held = pulsar.readings_topic("held")
@@ -143,7 +143,7 @@ def test_h4_a_topic_over_its_quota_pauses_its_link_and_is_reported_with_the_acti
 def test_h4_a_blocked_topic_goes_to_the_dead_letters_until_a_replay_over_a_restart(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:
-    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_s=PATIENT_S)
+    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_after=f"{PATIENT_S}s")
     with device(scene.mqtt, "dev", window=1) as dev:
         with (
             ingest_process(scene.settings, tmp_path) as process,
@@ -176,7 +176,7 @@ def test_h4_what_comes_while_a_block_ends_is_not_overtaken(
     stack: LocalStack, one_partition: PulsarSettings, tmp_path: Path
 ) -> None:
     """A device publishes all the while: before, during and after the replay, each message once and in order."""
-    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_s=PATIENT_S)
+    scene = Scene(stack, one_partition, tmp_path, on_blocked="deadletter", blocked_after=f"{PATIENT_S}s")
     with (
         device(scene.mqtt, "dev", window=1) as dev,
         ingest_process(scene.settings, tmp_path),

@@ -43,7 +43,7 @@ def fleet_settings(mqtt: MqttSettings, namespaces: PulsarSettings, **changes: ob
     root = mqtt.client_id
     rule = rule_for(root, filter=f"{root}/+line/+device/+metric", device="{line}/{device}", command_topic=None)
     lines = tuple(f"{root}/line{n}/+/+" for n in range(LINES))
-    return ingest_settings(mqtt, namespaces, **({"rules": (rule,), "filters": lines} | changes))
+    return ingest_settings(mqtt, namespaces, **({"routes": (rule,), "filters": lines} | changes))
 
 
 class Fleet:

@@ -58,7 +58,7 @@ def test_a_message_has_its_topic_key_and_envelope(
     user = (("b", "1"), ("a", "2"), ("b", "3"))
     properties = PublishProperties(user, "application/json", "answers/here", b"\x00\xff", 1, 600)
     with (
-        running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
+        running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))),
         device(mqtt, "dev") as dev,
     ):
         dev.publish(f"{root}/w-1/glucose", b"\x00\x01binary", properties=properties)
@@ -98,13 +98,12 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
     settings = ingest_settings(
         mqtt,
         namespaces,
-        rules=(
+        routes=(
             rule_for(root),
             rule_for(root, name="alone", filter=f"{root}/+device", topic="alone-{device}"),
         ),
         filters=(f"{root}/#",),
-        max_message_bytes=128 * 1024,
-        max_topics=1,
+        limits={"message_size": "128KiB", "topics": 1},
     )
     with running_ingest(settings), device(mqtt, "dev") as dev:
         dev.publish(f"{root}/w-1/glucose", b"good")
@@ -121,7 +120,7 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
     reasons = {m.payload[:9]: m.envelope[contract.P_DEAD_REASON] for m in dead}
     assert "bytes, the limit is" in reasons[b"x" * 9]
-    assert "ingest.max_topics is 1" in reasons[b"one topic"]
+    assert "ingest.limits.topics is 1" in reasons[b"one topic"]
     assert "no text for its key" in reasons[b"no device"]
     large = next(m for m in dead if m.payload[:1] == b"x")
     assert (large.key, len(large.payload)) == ("w-1", 100_000)
@@ -134,7 +133,7 @@ def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_i
 ) -> None:
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), max_dead_letter_bytes=8 * 1024 * 1024)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),), limits={"dead_letter_size": "8MiB"})
     above, far_above = bytes(range(256)) * 24 * 1024, bytes(range(256)) * 40 * 1024
     with running_ingest(settings), device(mqtt, "dev", window=1) as dev:
         for payload in (above, far_above, b"the rest flows"):
@@ -162,7 +161,7 @@ def test_h6_retained_messages_come_once_over_restarts(
 ) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),))
     topics = [f"{root}/w-{n}/state" for n in range(20)]
     with device(mqtt, "dev") as dev:
         for topic in topics:
@@ -176,7 +175,7 @@ def test_h6_retained_messages_come_once_over_restarts(
         more = rule_for(root, name="more", filter=f"{root}/+device/+metric/+x", topic="more")
         dev.publish(f"{root}/w-1/state/deep", b"retained", retain=True)
         assert dev.flush()
-        with running_ingest(ingest_settings(mqtt, namespaces, rules=(settings.ingest.rules[0], more))):
+        with running_ingest(ingest_settings(mqtt, namespaces, routes=(settings.ingest.routes[0], more))):
             wait_for(namespaces, 1, "more")
         for topic in [*topics, f"{root}/w-1/state/deep"]:
             dev.publish(topic, b"", retain=True)  # leave nothing behind at the broker
@@ -197,7 +196,7 @@ def test_retained_messages_can_be_skipped_and_live_ones_never_are(
     with device(mqtt, "dev") as dev:
         dev.publish(f"{root}/w-1/state", b"old", retain=True)
         assert dev.flush()
-        with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),), retained="skip")):
+        with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),), retained="skip")):
             dev.publish(f"{root}/w-1/state", b"live", retain=True)
             found = wait_for(namespaces, 1)
         dev.publish(f"{root}/w-1/state", b"", retain=True)
@@ -209,7 +208,7 @@ def test_h8_a_thousand_commands_do_not_come_back_as_readings(broker: LocalStack,
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     filters = (f"{root}/#", f"{root}-commands/#")
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), filters=filters, allow_loopback=True)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),), filters=filters, allow_loopback=True)
     origin = PublishProperties(user=((contract.ORIGIN_PROPERTY, contract.ORIGIN_PUSH),))
     with running_ingest(settings), device(mqtt, "dev") as dev:
         for number in range(500):
@@ -228,7 +227,7 @@ def test_h8_a_thousand_commands_do_not_come_back_as_readings(broker: LocalStack,
 def test_another_process_with_the_client_id_ends_ingest(stack: LocalStack, namespaces: PulsarSettings) -> None:
     """Artemis sends DISCONNECT 0x8E. Mosquitto 2.0.11 closes without it, which is no evidence (H50)."""
     mqtt = mqtt_settings(stack, protocol="5")
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),))
     other = DeviceClient(mqtt, mqtt.client_id)  # reconnects without end, as the other process would
     with pytest.raises(TerminalError, match="another process uses the MQTT client id"):
         run_beside(other, settings)
@@ -247,7 +246,7 @@ def test_h9_one_signal_drains_and_the_exit_code_is_0(
     """Stopped in mid-flow, three times: exit code 0, and what the broker took is in Pulsar after the next start."""
     mqtt = mqtt_settings(broker, protocol="3.1.1")
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),))
     topics = [f"{root}/w-{n}/glucose" for n in range(5)]
     confirmed: list[str] = []
     with device(mqtt, "dev", window=IN_ORDER) as dev:
@@ -285,7 +284,7 @@ def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1")
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), max_in_flight=200)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),), limits={"in_flight": 200})
     topics = [f"{root}/w-{n}/glucose" for n in range(5)]
     confirmed: list[str] = []
     with device(mqtt, "dev", window=IN_ORDER) as dev:
@@ -308,7 +307,7 @@ def test_killed_in_mid_flow_every_confirmed_id_is_in_pulsar_in_order(
 def test_topics_explain_shows_where_a_topic_goes(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
-        "ingest: {rules: [{name: w, filter: wearables/+device/+m, device: '{device}', command_topic: 'd/{device}/c'}]}"
+        "ingest: {routes: [{name: w, filter: wearables/+device/+m, device: '{device}', command_topic: 'd/{device}/c'}]}"
     )
 
     def explain(topic: str, *more: str) -> str:

@@ -26,7 +26,7 @@ def test_h33_a_byte_order_mark_in_a_property_is_stored_and_ingest_goes_on(
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="5")
     root = mqtt.client_id
-    with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))) as service:
+    with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))) as service:
         with RawMqtt5(mqtt.host, mqtt.port, f"{root}-dev") as dev:
             assert dev.send(f"{root}/w-1/x", BOM, b"marked", 1) < 0x80
             assert dev.send(f"{root}/w-1/x", b"", b"honest", 2) < 0x80
@@ -58,7 +58,7 @@ def test_h33_what_is_malformed_is_a_dead_letter_with_its_puback(stack: LocalStac
     with RawBroker(forwards=sent) as broker:
         mqtt = MqttSettings(port=broker.port, client_id="foreign", protocol="5")
         rule = rule_for("plant")
-        with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule,), resume_topic=None)):
+        with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule,), resume_topic=None)):
             poll_for(lambda: len(broker.acked) >= 10, 60, "every acknowledgement")
             found = wait_for(namespaces, 2)
         assert broker.connections == 1
@@ -78,8 +78,8 @@ def test_h50_a_broker_that_closes_right_after_connack_does_not_end_ingest(
 ) -> None:
     sent = plain_publish("plant/w-1/x", b"honest", 9, protocol="5")
     with RawBroker(forwards=sent, closes=5) as broker:
-        mqtt = MqttSettings(port=broker.port, client_id="flapping", protocol="5", reconnect_max_s=0.2)
-        with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for("plant"),), resume_topic=None)):
+        mqtt = MqttSettings(port=broker.port, client_id="flapping", protocol="5", reconnect_max="200ms")
+        with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for("plant"),), resume_topic=None)):
             (found,) = wait_for(namespaces, 1)
     assert found.payload == b"honest"
     assert broker.connections == 6
@@ -92,7 +92,7 @@ def test_h50_a_taken_over_session_is_no_end_before_mqtt_5(
     """These brokers do not report a takeover: ingest reconnects without end, and stores the published messages."""
     mqtt = mqtt_settings(stack, protocol=protocol)
     root = mqtt.client_id
-    with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))) as service:
+    with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))) as service:
         for number in range(4):
             worker = service.worker
             assert worker is not None

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.stack
 def shown(settings: Settings, **metrics: Any) -> tuple[Settings, Endpoint]:
     """Return the settings with an endpoint on a free port, and the endpoint."""
     (port,) = free_ports(1)
-    section = MetricsSettings(port=port, probe_s=2, **metrics)
+    section = MetricsSettings(port=port, probe_interval="2s", **metrics)
     return settings.model_copy(update={"metrics": section}), Endpoint(port)
 
 
@@ -46,9 +46,9 @@ def test_metrics_of_a_process_add_up_to_what_was_published(
         ingest_settings(
             mqtt,
             namespaces,
-            rules=(fleet(mqtt.client_id),),
+            routes=(fleet(mqtt.client_id),),
             filters=(f"{mqtt.client_id}/#",),
-            max_message_bytes=128 * 1024,
+            limits={"message_size": "128KiB"},
         ),
         mop_names=True,
     )
@@ -106,8 +106,8 @@ def test_an_mqtt_broker_that_is_away_makes_it_unready_and_no_more(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
-        mqtt = mqtt_settings(stack, port=proxy.port, reconnect_max_s=0.5)
-        settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))
+        mqtt = mqtt_settings(stack, port=proxy.port, reconnect_max="500ms")
+        settings, endpoint = shown(ingest_settings(mqtt, namespaces, routes=(fleet(mqtt.client_id),)))
         with ingest_process(settings, tmp_path) as process:
             endpoint.await_ready()
             with proxy.away():
@@ -123,7 +123,7 @@ def test_an_mqtt_broker_that_is_away_makes_it_unready_and_no_more(
 def test_what_it_cannot_recover_from_ends_it(stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path) -> None:
     """Another process takes the client id: MQTT 5 brokers say so, and to go on would be a fight."""
     mqtt = mqtt_settings(stack, protocol="5")
-    settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))
+    settings, endpoint = shown(ingest_settings(mqtt, namespaces, routes=(fleet(mqtt.client_id),)))
     with ingest_process(settings, tmp_path) as process:
         endpoint.await_ready()
         other = DeviceClient(mqtt, mqtt.client_id)
@@ -146,7 +146,7 @@ def test_one_link_that_ended_for_good_makes_it_sick_while_the_others_go_on(
             mqtt=mqtt,
             pulsar=namespaces,
             ingest=IngestSettings(
-                rules=(fleet(root),),
+                routes=(fleet(root),),
                 links=(
                     {"name": "good", "client_id": f"{root}-good"},
                     {"name": "bad", "client_id": f"{root}-bad"},
@@ -178,7 +178,7 @@ def test_a_healthy_run_says_nothing_above_info_and_all_of_it_in_json(
 ) -> None:
     mqtt = mqtt_settings(stack)
     confirmed: list[str] = []
-    settings, endpoint = shown(ingest_settings(mqtt, namespaces, rules=(fleet(mqtt.client_id),)))
+    settings, endpoint = shown(ingest_settings(mqtt, namespaces, routes=(fleet(mqtt.client_id),)))
     settings = settings.model_copy(update={"log": LogSettings(format="json", level="debug")})
     with ingest_process(settings, tmp_path) as process, device(mqtt, "dev") as dev:
         endpoint.await_ready()
@@ -197,7 +197,7 @@ def test_a_partition_that_takes_nothing_is_counted(
 ) -> None:
     mqtt = mqtt_settings(stack)
     one = namespaces.model_copy(update={"partitions": 1})
-    settings, endpoint = shown(ingest_settings(mqtt, one, rules=(fleet(mqtt.client_id),)))
+    settings, endpoint = shown(ingest_settings(mqtt, one, routes=(fleet(mqtt.client_id),)))
     topic = f"{mqtt.client_id}/d1"
     with ingest_process(settings, tmp_path), device(mqtt, "dev") as dev:
         dev.publish(topic, b"the first one makes the topic")

@@ -32,7 +32,7 @@ def hung(pid: int) -> Iterator[None]:
 
 
 def shown(settings: Settings, port: int) -> Settings:
-    return settings.model_copy(update={"metrics": MetricsSettings(port=port, probe_s=0.5)})
+    return settings.model_copy(update={"metrics": MetricsSettings(port=port, probe_interval="500ms")})
 
 
 @pytest.mark.long
@@ -40,7 +40,7 @@ def test_pulsar_away_makes_both_unready_and_no_more(private_stack: LocalStack, t
     ingest_port, push_port = free_ports(2)
     namespaces = provisioned(private_stack)
     mqtt = mqtt_settings(private_stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),), stall_s=1)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),), stall_warning="1s")
     pushing = push_settings(namespaces, mqtt_settings(private_stack))
     provision(pushing)
     confirmed: list[str] = []

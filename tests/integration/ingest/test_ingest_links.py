@@ -28,13 +28,13 @@ def settings_of(
     return Settings(
         mqtt=mqtt,
         pulsar=namespaces,
-        ingest=IngestSettings(rules=(rule,), links=links, **ingest),  # type: ignore[arg-type]
+        ingest=IngestSettings(routes=(rule,), links=links, **ingest),  # type: ignore[arg-type]
     )
 
 
 def test_a_frozen_and_a_dead_broker_delay_no_other_link(stack: LocalStack, namespaces: PulsarSettings) -> None:
     """Three links: one through a proxy that stops forwarding in mid-flow, one to a closed port."""
-    mqtt = mqtt_settings(stack, keep_alive_s=5)
+    mqtt = mqtt_settings(stack, keep_alive="5s")
     root = mqtt.client_id
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as gone:
         pass  # a closed port
@@ -74,7 +74,7 @@ def test_a_stopped_second_broker_blocks_no_other_link_and_loses_nothing_when_it_
 
     What the first one brings is acknowledged meanwhile: else no more than its window of 20 would come.
     """
-    near = mqtt_settings(stack, keep_alive_s=5)
+    near = mqtt_settings(stack, keep_alive="5s")
     root = near.client_id
     with new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url) as other:
         far = near.model_copy(update={"port": other.mqtt_port})
@@ -85,7 +85,7 @@ def test_a_stopped_second_broker_blocks_no_other_link_and_loses_nothing_when_it_
                 {"name": "near", "client_id": f"{root}-near"},
                 {"name": "far", "client_id": f"{root}-far", "port": other.mqtt_port},
             ],
-            max_in_flight=20,
+            limits={"in_flight": 20},
         )
         came: list[str] = []
         with (

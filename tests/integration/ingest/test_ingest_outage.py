@@ -64,10 +64,10 @@ def ingest_of(
     stack: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> Iterator[tuple[IngestService, DeviceClient, str]]:
     """An ingest worker with a short keep-alive and a small window, and a device that publishes to it."""
-    mqtt = mqtt_settings(stack, protocol=protocol, keep_alive_s=KEEP_ALIVE_S)
+    mqtt = mqtt_settings(stack, protocol=protocol, keep_alive=f"{KEEP_ALIVE_S}s")
     topic = f"fleet-{protocol.replace('.', '')}"
     rule = TopicRule(name="fleet", filter=f"{mqtt.client_id}/+device", topic=topic, device="{device}")
-    settings = ingest_settings(mqtt, namespaces, rules=(rule,), max_in_flight=20, max_in_flight_bytes=1024 * 1024)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule,), limits={"in_flight": 20, "in_flight_size": "1MiB"})
     publisher = mqtt_settings(stack, protocol="3.1.1")
     with running_ingest(settings) as service, device(publisher, "dev", window=1) as dev:
         yield service, dev, mqtt.client_id
@@ -123,7 +123,7 @@ def test_h9_a_stop_while_pulsar_is_away_ends_with_code_0_and_loses_nothing(
 ) -> None:
     mqtt = mqtt_settings(stack, protocol="3.1.1")
     rule = TopicRule(name="fleet", filter=f"{mqtt.client_id}/+device", topic="fleet", device="{device}")
-    settings = ingest_settings(mqtt, namespaces, rules=(rule,), drain_s=2, stall_s=1)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule,), drain="2s", stall_warning="1s")
     (port,) = free_ports(1)
     settings = settings.model_copy(update={"metrics": MetricsSettings(port=port)})
     endpoint = Endpoint(port)
@@ -171,7 +171,7 @@ def test_memory_does_not_grow_while_pulsar_is_away_under_load(private_stack: Loc
             rule = TopicRule(name="f", filter=f"{mqtt.client_id}/+device/x", topic="fleet", device="{device}")
             folder = tmp_path / protocol
             folder.mkdir()
-            settings = ingest_settings(mqtt, namespaces, rules=(rule,))
+            settings = ingest_settings(mqtt, namespaces, routes=(rule,))
             pids.append(run.enter_context(ingest_process(settings, folder)).pid)
             address = (private_stack.mqtt_host, private_stack.mqtt_port)
             fleet = Fleet(*address, mqtt.client_id, devices=50, rate=1000, size=1000)

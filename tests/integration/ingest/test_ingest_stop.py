@@ -34,7 +34,7 @@ def test_h9_a_stop_under_a_backlog_repeats_nothing_that_was_stored(
     monkeypatch.setattr(credit, "_PATIENCE_S", 0.5)
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), max_in_flight=50)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),), limits={"in_flight": 50})
     with running_ingest(settings):
         pass  # to make the session
     sent: list[bytes] = []

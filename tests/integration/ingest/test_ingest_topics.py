@@ -70,7 +70,7 @@ def test_every_topic_is_stored_and_returned_unchanged(broker: LocalStack, namesp
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
     rule = TopicRule(name="any", filter=f"{root}/#", topic=root, key="one")  # a name has 1 KiB, a topic 64
-    settings = ingest_settings(mqtt, namespaces, rules=(rule,))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule,))
     longest = [f"{root}/".ljust(LONGEST, "x"), f"{root}/" + "/" * 150, f"{root}/" + "é" * 32_000]
     topics = [root, *(f"{root}{tail}" for tail in TAILS + CONTROLS), *longest]
     with running_ingest(settings):
@@ -93,7 +93,7 @@ def test_what_cannot_be_a_name_is_a_dead_letter_with_its_topic(broker: LocalStac
         TopicRule(name="named", filter=f"{root}/+name/+device", topic="r-{name}", device="{device}"),
         TopicRule(name="space", filter=f"{root}/in/+site/+device", namespace="public/{site}", device="{device}"),
     )
-    settings = ingest_settings(mqtt, namespaces, rules=rules)
+    settings = ingest_settings(mqtt, namespaces, routes=rules)
     good = [f"{root}/é/1", f"{root}//1", f"{root}/../1", f"{root}/-partition-7/1"]
     bad = {
         f"{root}/{'x' * 60_000}/1": "characters, the limit is 240",
@@ -133,7 +133,7 @@ def test_devices_of_a_gateway_are_identified_by_fields_of_each_message(
             command_topic=f"{root}/down/{{device}}",
         ),
     )
-    with running_ingest(ingest_settings(mqtt, pulsar, rules=rules)), device(mqtt, "gateway") as gateway:
+    with running_ingest(ingest_settings(mqtt, pulsar, routes=rules)), device(mqtt, "gateway") as gateway:
         for number in range(20):
             gateway.publish(f"{root}/up/json", b'{"device": {"id": "w-%d"}, "n": %d}' % (number % 4, number))
             user = (("device-id", f"u-{number % 4}"),)

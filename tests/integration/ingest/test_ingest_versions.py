@@ -43,7 +43,7 @@ def test_publishers_of_every_version_and_qos(broker: LocalStack, namespaces: Pul
     mqtt = mqtt_settings(broker, protocol=link)
     root = mqtt.client_id
     sent = [(version, qos) for version in VERSIONS for qos in (0, 1, 2)]
-    with running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))):
+    with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))):
         for version in VERSIONS:
             with bare_publisher(mqtt, "pub", version) as client:  # Artemis may drop a QoS 0 right before DISCONNECT
                 for qos in (0, 1, 2):
@@ -63,7 +63,7 @@ def test_what_is_published_at_qos_2_survives_a_killed_ingest(
 ) -> None:
     """Subscribed at QoS 1: the broker keeps each message until Pulsar has it, and some may come twice."""
     mqtt = mqtt_settings(broker)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),))
     confirmed: list[bytes] = []
 
     def publish_more(client: paho.Client, count: int) -> None:
@@ -107,7 +107,7 @@ def test_a_session_that_another_client_subscribed_at_qos_2_is_taken_over(
     with bare_publisher(mqtt, "pub") as client:
         for number in range(50):
             publish(client, topic, b"%d" % number, qos=2)
-        settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),), max_in_flight=20)
+        settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),), limits={"in_flight": 20})
         with running_ingest(settings) as service:
             for number in range(50, 100):
                 publish(client, topic, b"%d" % number, qos=2)
@@ -124,7 +124,7 @@ def test_every_property_of_mqtt_5_arrives_as_it_was_sent(broker: LocalStack, nam
     user = [("b", "1"), ("a", ""), ("b", "1"), ("", "ü\u2028💡"), ("b", "0")]
     every_byte = bytes(range(256))
     with (
-        running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
+        running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))),
         bare_publisher(mqtt, "pub", "5") as client,
     ):
         publish(
@@ -155,7 +155,7 @@ def test_a_will_arrives_like_any_publish(broker: LocalStack, namespaces: PulsarS
     root = mqtt.client_id
     will = Will(f"{root}/w-1/gone", b"offline")
     with (
-        running_ingest(ingest_settings(mqtt, namespaces, rules=(rule_for(root),))),
+        running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))),
         TcpProxy(broker.mqtt_host, broker.mqtt_port) as proxy,
         device(mqtt.model_copy(update={"port": proxy.port}), "dev", will=will) as dying,
     ):
@@ -176,7 +176,7 @@ def test_h6_ten_restarts_bring_each_of_a_thousand_retained_messages_once(
 ) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),))
     topics = [f"{root}/w-{n}/state" for n in range(RETAINED_TOPICS)]
     with bare_publisher(mqtt, "pub") as client:
         retain_all(client, topics, b"retained")
@@ -201,7 +201,7 @@ def test_h6_retained_are_kept_marked_or_skipped_and_live_ones_always_stay(
 ) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),), retained=retained)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),), retained=retained)
     with bare_publisher(mqtt, "pub") as client:
         retain_all(client, [f"{root}/w-1/state"], b"old")
         with running_ingest(settings):
@@ -224,7 +224,7 @@ def test_what_expired_at_the_broker_while_ingest_was_away_is_not_stored(
     """The publisher asked for it: a message with an expiry is no reading any more when that is over."""
     mqtt = mqtt_settings(broker)
     root = mqtt.client_id
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(root),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),))
     with running_ingest(settings):
         pass  # to make the session
     with bare_publisher(mqtt, "pub", "5") as client:

@@ -58,7 +58,7 @@ def test_what_is_published_while_it_listens_is_counted_and_proposed(broker: Loca
     assert not thread.is_alive()
     assert listened[0] > 0
     assert (tree.messages, tree.topics.count) == (101, 11)
-    (rule,) = propose(tree, signs.seen).rules
+    (rule,) = propose(tree, signs.seen).routes
     assert (rule.filter, rule.device) == (f"{root}/+device/+metric", "{device}")
 
 
@@ -144,5 +144,5 @@ def test_h38_a_newline_in_a_topic_level_stays_within_the_comment(stack: LocalSta
     assert "has a level 'set'" in out
     pasted = yaml.safe_load("#" + out.partition("# proposed settings")[2])
     assert list(pasted) == ["ingest"]
-    (rule,) = IngestSettings.model_validate(pasted["ingest"]).rules
+    (rule,) = IngestSettings.model_validate(pasted["ingest"]).routes
     assert rule.filter.startswith(f"{root}/")

@@ -51,7 +51,7 @@ def test_h7_a_session_that_no_worker_serves_is_an_error_in_status_until_it_is_dr
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1")
     old, new = mqtt.client_id, f"{mqtt.client_id}-renamed"
-    before = ingest_settings(mqtt, namespaces, rules=(rule_for(old),), advertise_s=5, resume_topic=None)
+    before = ingest_settings(mqtt, namespaces, routes=(rule_for(old),), status_interval="5s", resume_topic=None)
     with running_ingest(before):
         poll_for(lambda: set(remembered(namespaces)) == {old}, 30, "the session to be remembered")
     renamed = before.model_copy(update={"mqtt": mqtt.model_copy(update={"client_id": new})})
@@ -94,7 +94,7 @@ def test_h7_what_keeps_a_session_whose_broker_is_gone_can_be_removed(
 ) -> None:
     """The property that the remedy names is the one that is kept."""
     mqtt = mqtt_settings(stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),))
     with running_ingest(settings):
         poll_for(lambda: remembered(namespaces), 30, "the session to be remembered")
     other = settings.model_copy(update={"mqtt": mqtt.model_copy(update={"client_id": "other"})})

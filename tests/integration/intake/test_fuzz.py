@@ -59,7 +59,7 @@ class _Flow:
 
 
 def test_any_message_is_stored_or_a_dead_letter_and_all_are_there(namespaces: PulsarSettings) -> None:
-    ingest = IngestSettings(rules=RULES, filters=("#",), allow_loopback=True, max_topics=6)
+    ingest = IngestSettings(routes=RULES, filters=("#",), allow_loopback=True, limits={"topics": 6})
     mine = Settings(pulsar=namespaces.model_copy(update={"partitions": 1}), ingest=ingest)
     woken = threading.Event()
     with PulsarAdmin(mine.pulsar) as admin, PulsarClient(mine.pulsar) as client:

@@ -51,7 +51,9 @@ def written(namespaces: PulsarSettings, topics: list[str], last: bytes) -> bool:
     )
 
 
-@pytest.mark.parametrize(("bound", "left"), [({"max_producers": 4}, 4), ({"idle_producer_s": 0.5}, 0)])
+@pytest.mark.parametrize(
+    ("bound", "left"), [({"limits": {"producers": 4}}, 4), ({"limits": {"producer_idle": "500ms"}}, 0)]
+)
 def test_h10_more_topics_than_producers_may_be_open(
     stack: LocalStack, bound: dict[str, float], left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +61,7 @@ def test_h10_more_topics_than_producers_may_be_open(
     namespaces = provisioned(stack, partitions=1)
     mqtt = mqtt_settings(stack)
     topics = [f"d{number}" for number in range(TOPICS)]
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_of(mqtt.client_id),), **bound)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_of(mqtt.client_id),), **bound)
     with running_ingest(settings), device(mqtt, "dev") as dev:
         for turn in (b"first", b"second"):
             for topic in topics:
@@ -74,7 +76,7 @@ def test_h10_producers_that_come_and_go_under_load_lose_and_mix_nothing(stack: L
     """Each device is silent for longer than its producer stays open, again and again."""
     namespaces = provisioned(stack, partitions=1)
     mqtt = mqtt_settings(stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_of(mqtt.client_id),), idle_producer_s=0.02)
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_of(mqtt.client_id),), limits={"producer_idle": "20ms"})
     with running_ingest(settings):
         with Fleet(mqtt.host, mqtt.port, mqtt.client_id, devices=TOPICS, rate=60) as fleet:
             poll_for(lambda: min(fleet.confirmed) > 20 and opened(mqtt) != TOPICS, 60, "producers to come and go")

@@ -99,7 +99,7 @@ def test_h13_a_topic_s_own_policy_stops_the_start_with_the_command_that_fixes_it
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     mqtt = mqtt_settings(stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),))
     topic = namespaces.readings_topic("fleet")
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 2)
@@ -141,7 +141,7 @@ def test_h4_a_topic_deleted_behind_our_back_is_named(stack: LocalStack) -> None:
     """Where Pulsar makes topics by itself, producers go on in partitions that belong to no topic."""
     namespaces = provisioned(stack, auto_topics="leave")
     mqtt = mqtt_settings(stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),))
     topic = namespaces.readings_topic("fleet")
     with (
         running_ingest(settings) as service,
@@ -165,7 +165,7 @@ def test_h11_a_topic_deleted_under_load_is_re_created_and_keeps_all_messages_ack
 ) -> None:
     """Made as it was: with the partitions that it had, not those of the settings, or with none."""
     mqtt = mqtt_settings(stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id),))
     topic = namespaces.readings_topic("fleet")
     path = rest_path(topic)
     topics = [f"{mqtt.client_id}/w-{n}/x" for n in range(8)]
@@ -198,7 +198,7 @@ def test_h11_a_deleted_dead_letter_topic_is_re_created_before_any_message_is_ack
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     mqtt = mqtt_settings(stack)
-    settings = ingest_settings(mqtt, namespaces, rules=(rule_for(mqtt.client_id, device="{json:$.id}"),))
+    settings = ingest_settings(mqtt, namespaces, routes=(rule_for(mqtt.client_id, device="{json:$.id}"),))
     path = rest_path(namespaces.system_topic(DEAD_LETTERS_TOPIC))
     with PulsarAdmin(namespaces, timeout_s=30) as admin, running_ingest(settings), device(mqtt, "dev") as dev:
         dev.publish(f"{mqtt.client_id}/w-1/x", b"before")

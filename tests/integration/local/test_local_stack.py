@@ -60,14 +60,14 @@ def test_namespaces_are_fresh_and_provisioned(stack: LocalStack, namespaces: Pul
     with PulsarAdmin(namespaces) as admin:
         assert admin.topics(f"public/{namespaces.namespace}") == []
         retention = admin.request("GET", f"/namespaces/public/{namespaces.namespace}/retention")
-    assert retention["retentionTimeInMinutes"] == namespaces.retention_minutes
+    assert retention["retentionTimeInMinutes"] == (namespaces.retention or 0) / 60
 
 
 @pytest.mark.long
 def test_topics_that_devices_invent_do_not_end_the_mqtt_broker(stack: LocalStack) -> None:
     """20,000 of 12 KB each do not fit its heap. What waits for who is away, and what is retained, is there all the same."""
     topics = 20_000
-    servers = {"pulsar_url": stack.pulsar_url, "admin_url": stack.admin_url, "mqtt_heap_mb": 192}
+    servers = {"pulsar_url": stack.pulsar_url, "admin_url": stack.admin_url, "mqtt_heap": "192MiB"}
     with new_stack(**servers) as running, ExitStack() as closing:
 
         def client(client_id: str, *, clean: bool) -> RawMqtt:
@@ -242,7 +242,7 @@ def test_a_server_that_cannot_start_shows_the_end_of_its_log(stack: LocalStack, 
     journal.write_text("not a folder", encoding="utf-8")
     urls = {"pulsar_url": stack.pulsar_url, "admin_url": stack.admin_url}
     for seconds in (12.0, 60.0, 200.0):  # on a busy machine it takes longer until the server says why
-        broken = new_stack(**urls, data_dir=tmp_path, start_timeout_s=seconds)
+        broken = new_stack(**urls, data_dir=tmp_path, start_timeout=f"{seconds}s")
         with pytest.raises(TransientError, match="its log ends:") as caught:
             broken.start()
         assert broken.pids == {}

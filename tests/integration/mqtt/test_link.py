@@ -97,7 +97,7 @@ def test_h2_a_late_ack_does_not_meet_another_message(stack: LocalStack, protocol
 
 
 def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack) -> None:
-    mqtt = mqtt_settings(stack, protocol="3.1.1", keep_alive_s=5)
+    mqtt = mqtt_settings(stack, protocol="3.1.1", keep_alive="5s")
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
         seen = Pausing()
         seen.link = link = Link(mqtt.model_copy(update={"port": proxy.port}), seen)

@@ -137,7 +137,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             "streaming": {
                 "root": str(folder / "tables"),
                 "topics": ["wearables"],
-                "rules": str(place / "rules.yaml"),
+                "alerts": str(place / "rules.yaml"),
             },
         }
         low = {"name": "glucose-low", "metric": "glucose", "kind": "below", "limit": 70}

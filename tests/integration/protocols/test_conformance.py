@@ -152,7 +152,7 @@ def test_a_stop_waits_for_what_was_taken_and_acknowledges_it(peer: Peer) -> None
 
 def test_what_cannot_be_written_is_a_dead_letter_and_then_acknowledged(peer: Peer) -> None:
     filters = (f"{peer.root}/#", f"other-{peer.root}/#", f"third-{peer.root}/#")
-    settings = peer.settings(max_message_bytes=128 * 1024, max_topics=1, filters=filters)
+    settings = peer.settings(limits={"message_size": "128KiB", "topics": 1}, filters=filters)
     with flowing(peer, settings):
         peer.send(f"{peer.root}/d/m", b"d#0")
         peer.send(f"{peer.root}/d/m", b"x" * 100_000)
@@ -165,7 +165,7 @@ def test_what_cannot_be_written_is_a_dead_letter_and_then_acknowledged(peer: Pee
     reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead_letters(peer.namespaces)}
     assert set(reasons) == {b"x" * 9, b"one topic"}
     assert "the limit is" in reasons[b"x" * 9]
-    assert "ingest.max_topics is 1" in reasons[b"one topic"]
+    assert "ingest.limits.topics is 1" in reasons[b"one topic"]
 
 
 def test_the_envelope_names_the_origin_of_a_message(peer: Peer) -> None:

@@ -43,7 +43,7 @@ def settings_of(stack: LocalStack, namespaces: PulsarSettings, *protocols: str) 
         mqtt=mqtt,
         pulsar=namespaces,
         http=HttpSettings(port=0),
-        ingest=IngestSettings(rules=(rule,), advertise_s=2),
+        ingest=IngestSettings(routes=(rule,), status_interval="2s"),
     )
 
 

@@ -35,7 +35,12 @@ def test_h26_a_device_that_does_not_answer_gets_a_repeat_and_delays_no_other_dev
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = push_settings(
-        namespaces, mqtt_settings(broker), confirm="device", answer_timeout_s=0.5, retry_max_s=0.5, window=2
+        namespaces,
+        mqtt_settings(broker),
+        confirm="device",
+        answers={"timeout": "500ms"},
+        retry={"max_wait": "500ms"},
+        limits={"window": 2},
     )
     provision(settings)
     quick = [command(settings, f"d{n % 3}", n) for n in range(60)]
@@ -64,7 +69,7 @@ def test_h26_a_device_that_does_not_answer_gets_a_repeat_and_delays_no_other_dev
 def test_silent_devices_that_fill_the_window_delay_no_other_device(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = push_settings(namespaces, mqtt_settings(broker), confirm="device", window=2, drain_s=0.5)
+    settings = push_settings(namespaces, mqtt_settings(broker), confirm="device", limits={"window": 2}, drain="500ms")
     provision(settings)
     silent = [command(settings, f"s{n}", n) for n in range(20)]
     live = [command(settings, f"d{n % 3}", n) for n in range(30)]
@@ -85,7 +90,11 @@ def test_what_a_device_cannot_do_is_tried_again_and_then_given_up(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
     settings = push_settings(
-        namespaces, mqtt_settings(stack), confirm="device", attempts=2, retry_min_s=0.05, answer_bytes=4
+        namespaces,
+        mqtt_settings(stack),
+        confirm="device",
+        retry={"attempts": 2, "min_wait": "50ms"},
+        answers={"stored_size": "4B"},
     )
     provision(settings)
     bad, good = command(settings, "d", 1), command(settings, "d", 2)
@@ -112,11 +121,10 @@ def test_h30_large_commands_of_a_device_that_fails_do_not_keep_those_of_others_b
         namespaces,
         mqtt_settings(stack),
         confirm="device",
-        pending_mb=8,
-        answer_timeout_s=2,
-        retry_max_s=0.5,
-        probe_min_s=1,
-        probe_max_s=1,
+        limits={"pending_size": "8MiB"},
+        answers={"timeout": "2s"},
+        retry={"max_wait": "500ms"},
+        offline={"probe_min": "1s", "probe_max": "1s"},
     )
     provision(settings)
     large = [replace(command(settings, "stuck", n), payload=bytes([n]) * 1_000_000) for n in range(10)]
@@ -148,7 +156,12 @@ def test_a_device_without_properties_reads_the_position_in_the_topic_and_answers
 ) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     settings = push_settings(
-        namespaces, mqtt, confirm="device", position_in="topic", answer_timeout_s=0.5, retry_min_s=0.05
+        namespaces,
+        mqtt,
+        confirm="device",
+        position_in="topic",
+        answers={"timeout": "500ms"},
+        retry={"min_wait": "50ms"},
     )
     provision(settings)
     commands = [command(settings, "d", n, expires_at_ms=int(time.time() + 600) * 1000) for n in range(3)]
@@ -158,7 +171,7 @@ def test_a_device_without_properties_reads_the_position_in_the_topic_and_answers
         topics.append(message.topic)
         levels = message.topic.split("/commands/")[1]
         if len(topics) > 1:  # the first copy is not answered
-            device.publish(f"{settings.push.answer_topic}/{levels.removesuffix('/repeat')}", message.payload)
+            device.publish(f"{settings.push.answers.topic}/{levels.removesuffix('/repeat')}", message.payload)
 
     device = DeviceClient(mqtt, f"{mqtt.client_id[:12]}-dev", on_message=on_message)
     with device, push_in_thread(settings):

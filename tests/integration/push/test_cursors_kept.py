@@ -222,7 +222,7 @@ def test_h24_a_partition_that_is_never_compacted_is_named(
 def test_h24_old_records_are_rewritten_and_the_retention_subscription_advances(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = parking_settings(stack, namespaces, probe_min_s=60.0)
+    settings = parking_settings(stack, namespaces, offline={"probe_min": "1m"})
     provision(settings)
     parked = [command(settings, "away", n) for n in range(300)]  # in two segments
     live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids are stored apart

@@ -56,7 +56,9 @@ def listed(settings: Settings, *arguments: str) -> dict[str, dict[str, Any]]:
 def test_devices_are_listed_and_shown_while_push_serves_them_and_while_it_is_down(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    settings = parking_settings(stack, namespaces, command_partitions=2, answer_timeout_s=30, replay_rate=100)
+    settings = parking_settings(
+        stack, namespaces, command_partitions=2, answers={"timeout": "30s"}, offline={"replay_rate": 100}
+    )
     provision(settings)
     away = [command(settings, "away", n, emitted_at_us=1_700_000_000_000_000 + n) for n in range(300)]
     live, mute = (
@@ -159,7 +161,7 @@ def test_messages_that_ingest_received_of_a_device_are_its_presence(
     found = listed(settings)
     assert [found[one]["last_seen"] for one in "de"] == ["2023-11-14T22:14:20Z", "2023-11-14T22:13:20Z"]
     assert [found[one]["presence"] for one in "def"] == ["unknown", "unknown", "present"]
-    assert list(listed(settings, "--absent", "--set", "push.silence_s=60")) == ["d", "e"]
+    assert list(listed(settings, "--absent", "--set", "push.presence.silence=1m")) == ["d", "e"]
     text = run(settings, "devices", "show", "d").stdout
     assert "presence       unknown, last seen 2023-11-14T22:14:20Z" in text
     assert "no process serves it" in text

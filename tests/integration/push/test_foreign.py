@@ -57,9 +57,9 @@ def test_h34_what_no_one_can_read_is_no_evidence_against_a_command(
         return 0x01  # H49: mochi's success
 
     with RawBroker(answer, forwards=bad) as broker:
-        mqtt = MqttSettings(port=broker.port, client_id="poison", protocol="5", reconnect_max_s=0.5)
+        mqtt = MqttSettings(port=broker.port, client_id="poison", protocol="5", reconnect_max="500ms")
         rule = PresenceRule(filter="poison/+device/status")
-        settings = push_settings(namespaces, mqtt, presence=(rule,))
+        settings = push_settings(namespaces, mqtt, presence={"rules": (rule,)})
         provision(settings)
         sent = [command(settings, device, number) for number in range(3) for device in ("a", "b")]
         write_commands(settings, sent)

@@ -61,7 +61,7 @@ class SilentDevices:
 
     def answer(self, position: str, payload: bytes, *, failed: bool = False) -> None:
         """Answer as a device of the settings' version of MQTT does, with this position."""
-        topic = self._settings.push.answer_topic
+        topic = self._settings.push.answers.topic
         if self._settings.push.position_in == "properties":
             properties = PublishProperties(
                 user=(("failed", "1"),) if failed else (), correlation_data=position.encode()
@@ -78,7 +78,9 @@ def test_h36_a_forged_answer_settles_nothing_and_fails_nothing(
     broker: LocalStack, namespaces: PulsarSettings, where: str
 ) -> None:
     mqtt = mqtt_settings(broker, protocol="3.1.1" if where == "topic" else "5")
-    settings = push_settings(namespaces, mqtt, confirm="device", position_in=where, answer_timeout_s=600, drain_s=0.5)
+    settings = push_settings(
+        namespaces, mqtt, confirm="device", position_in=where, answers={"timeout": "10m"}, drain="500ms"
+    )
     provision(settings)
     mine, other = command(settings, "d", 1), command(settings, "e", 1)
     devices = SilentDevices(settings)
@@ -105,7 +107,9 @@ def test_h36_a_forged_answer_settles_nothing_and_fails_nothing(
 def test_h36_a_device_proves_itself_to_the_next_owner_by_what_it_got_from_the_former(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = push_settings(namespaces, mqtt_settings(stack), confirm="device", answer_timeout_s=600, drain_s=0.1)
+    settings = push_settings(
+        namespaces, mqtt_settings(stack), confirm="device", answers={"timeout": "10m"}, drain="100ms"
+    )
     provision(settings)
     devices = SilentDevices(settings)
     with devices.listening():
@@ -126,7 +130,9 @@ def test_h36_a_forged_request_to_resume_sends_nothing_again(
     broker: LocalStack, namespaces: PulsarSettings, protocol: str
 ) -> None:
     where = "topic" if protocol == "3.1.1" else "properties"
-    settings = resume_settings(broker, namespaces, position_in=where, resume_every_s=0, resume_earliest=False)
+    settings = resume_settings(
+        broker, namespaces, position_in=where, resume={"interval": "0s", "allow_earliest": False}
+    )
     provision(settings)
     commands = [command(settings, "d", n) for n in range(10)]
     with (
@@ -157,7 +163,7 @@ def test_h36_a_forged_request_to_resume_sends_nothing_again(
 def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
     broker: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = resume_settings(broker, namespaces, resume_every_s=3600, window=4)
+    settings = resume_settings(broker, namespaces, resume={"interval": "1h"}, limits={"window": 4})
     provision(settings)
     commands = [command(settings, "d", n) for n in range(40)]
     root = settings.mqtt.client_id
@@ -168,7 +174,7 @@ def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
         OffsetDevice(settings, "d") as device,
         DeviceClient(settings.mqtt, f"{root}-forger", on_message=lambda m: topics.append(m.topic)) as forger,
     ):
-        forger.subscribe(f"{settings.push.resumed_topic}/#")
+        forger.subscribe(f"{settings.push.resume.answer_topic}/#")
         write_commands(settings, commands[:20])
         device.awaits(commands[:20])
         for n in range(300):
@@ -181,4 +187,4 @@ def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
         device.goes_on_with(commands[10:])
         counts = {one: metrics.resume_answers.labels(one)._value.get() for one in ("error", "dropped", "unknown")}
         assert counts == {"error": 1, "dropped": 299, "unknown": 300}
-        assert topics == [f"{settings.push.resumed_topic}/d"] * 2
+        assert topics == [f"{settings.push.resume.answer_topic}/d"] * 2

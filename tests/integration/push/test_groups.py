@@ -104,7 +104,9 @@ def test_h43_invented_devices_join_no_pattern_and_a_pattern_has_a_bound(
         GroupRule(name="presses", devices=("d*", "invented-*")),
         GroupRule(name="bounded", devices=("*",)),
     )
-    settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=2, groups=rules, group_pattern_max=3)
+    settings = push_settings(
+        namespaces, mqtt_settings(stack), command_partitions=2, groups={"declared": rules, "max_matches": 3}
+    )
     provision(settings)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
         writer = PresenceWriter(client, admin)
@@ -129,7 +131,7 @@ def test_h43_invented_devices_join_no_pattern_and_a_pattern_has_a_bound(
         (whole,) = poll_for(lambda: receipts(settings).get(other.command_id), 60, "the receipt")
     (first,) = receipts(settings)[one.command_id]
     assert first.members == 2, "those that had a command"
-    assert whole.members == 3, "push.group_pattern_max"
+    assert whole.members == 3, "push.groups.max_matches"
 
 
 @pytest.mark.long
@@ -171,7 +173,7 @@ def test_unknown_empty_repeated_and_expired_group_commands_have_a_receipt_each(
         GroupRule(name="halls", devices=("hall-*", "d1")),
         GroupRule(name="empty", devices=("absent-*",)),
     )
-    settings = push_settings(namespaces, mqtt_settings(stack), groups=rules)
+    settings = push_settings(namespaces, mqtt_settings(stack), groups={"declared": rules})
     provision(settings)
     write_members(settings, "presses", ["d1", "hall-7"])
     unknown, empty = group_command(settings, 1, "unlisted"), group_command(settings, 1, "empty")
@@ -271,7 +273,7 @@ def test_members_that_are_away_get_it_in_order_when_they_are_back(
 ) -> None:
     mqtt = mqtt_settings(stack)
     rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
-    settings = push_settings(namespaces, mqtt, presence=(rule,))
+    settings = push_settings(namespaces, mqtt, presence={"rules": (rule,)})
     provision(settings)
     away = NAMES[:3]
     first, second = group_command(settings, 1), group_command(settings, 2)
@@ -310,7 +312,7 @@ def test_a_payload_that_pulsar_has_no_more_is_refused_with_the_reason(settings: 
     write_group_commands(settings, [there])
     with Devices(settings) as devices, push_in_thread(settings):
         devices.await_all(entries(there, ["d1"]))
-        lost = entry_of(gone, "d1", nowhere, 5, settings.push.group_topic)
+        lost = entry_of(gone, "d1", nowhere, 5, settings.push.groups.topic)
         last = command(settings, "d1", 3)
         write_commands(settings, [lost, last])
         devices.await_all([last])

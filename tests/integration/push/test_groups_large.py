@@ -26,9 +26,9 @@ PAYLOAD = 32 * 1024
 def test_a_command_to_ten_thousand_is_read_once_and_costs_index_entries_not_payloads(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    settings = push_settings(namespaces, mqtt_settings(stack), command_partitions=4, window_mb=1).model_copy(
-        update={"metrics": MetricsSettings(port=free_ports(1)[0], probe_s=0.5)}
-    )
+    settings = push_settings(
+        namespaces, mqtt_settings(stack), command_partitions=4, limits={"window_size": "1MiB"}
+    ).model_copy(update={"metrics": MetricsSettings(port=free_ports(1)[0], probe_interval="500ms")})
     provision(settings)
     write_members(settings, "fleet", [f"d{n:05}" for n in range(MEMBERS)])
     small = group_command(settings, 1, "fleet")

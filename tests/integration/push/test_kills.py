@@ -78,7 +78,7 @@ def test_a_standby_takes_over_from_a_killed_owner(
 
 @pytest.mark.long
 def test_both_servers_may_go_away_and_come_back(private_stack: LocalStack, tmp_path: Path) -> None:
-    mqtt = mqtt_settings(private_stack, reconnect_max_s=0.5)
+    mqtt = mqtt_settings(private_stack, reconnect_max="500ms")
     settings = push_settings(provisioned(private_stack), mqtt)
     provision(settings)
     commands = [command(settings, f"d{n % 4}", n) for n in range(900)]

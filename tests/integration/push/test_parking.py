@@ -101,7 +101,7 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
 def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
     stack: LocalStack, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = parking_settings(stack, namespaces, probe_min_s=60.0)
+    settings = parking_settings(stack, namespaces, offline={"probe_min": "1m"})
     provision(settings)
     parked = [command(settings, "d", n) for n in range(20)]
     live = [command(settings, "live", n) for n in range(40)]
@@ -146,10 +146,10 @@ def test_h31_a_device_without_presence_messages_is_parked_and_found_by_a_probe(
         broker,
         namespaces,
         confirm="broker" if mosquitto else "device",
-        presence=(),
-        probe_min_s=0.5,
-        retry_max_s=0.2,
-        answer_timeout_s=0.2,
+        presence={"rules": ()},
+        offline={"probe_min": "500ms"},
+        retry={"max_wait": "200ms"},
+        answers={"timeout": "200ms"},
     )
     provision(settings)
     commands = [command(settings, "d", n) for n in range(30)]
@@ -225,7 +225,7 @@ def test_h26_what_a_broker_confirmed_for_a_dead_device_goes_again_when_it_is_bac
 def test_what_expires_or_overflows_while_a_device_is_away_has_its_receipt(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = parking_settings(stack, namespaces, parked_max=4)
+    settings = parking_settings(stack, namespaces, offline={"max_commands": 4})
     provision(settings)
     says(settings, "d", b"offline", retain=True)
     with push_in_thread(settings) as metrics:
@@ -278,7 +278,7 @@ def test_h25_the_retention_subscription_stays_before_the_oldest_parked_command(
 def test_h30_commands_that_wait_long_move_to_a_topic_of_their_own_and_the_retention_subscription_advances(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    settings = parking_settings(stack, namespaces, move_parked_after_s=1.0)
+    settings = parking_settings(stack, namespaces, offline={"relocate_after": "1s"})
     provision(settings)
     to_all = group_command(settings, 1)
     write_members(settings, "presses", ["d"])
@@ -365,13 +365,13 @@ def test_h27_a_replay_that_is_killed_goes_on_though_the_device_says_nothing_more
 def test_h30_killed_while_commands_are_moved_the_next_owner_sends_each_once_and_in_order(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, point: str
 ) -> None:
-    settings = parking_settings(stack, namespaces, move_parked_after_s=1.0)
+    settings = parking_settings(stack, namespaces, offline={"relocate_after": "1s"})
     provision(settings)
     commands = [command(settings, f"d{n % 2}", n) for n in range(40)]
     for n in range(2):
         says(settings, f"d{n}", b"offline", retain=True)
     write_commands(settings, commands)
-    moves = ("--set", "push.move_parked_after_s=1")
+    moves = ("--set", "push.offline.relocate_after=1s")
     with PushProcess(settings, tmp_path, kill_at=f"{point}:1", more=moves) as process:
         process.died()
     copied = len(read_topic(settings, PARKED_TOPIC))

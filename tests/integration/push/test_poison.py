@@ -30,7 +30,7 @@ pytestmark = pytest.mark.stack
 
 
 def settings_for(broker: RawBroker, namespaces: PulsarSettings, **changes: object) -> Settings:
-    mqtt = MqttSettings(port=broker.port, client_id="poison", protocol="5", reconnect_max_s=0.5)
+    mqtt = MqttSettings(port=broker.port, client_id="poison", protocol="5", reconnect_max="500ms")
     return push_settings(namespaces, mqtt, **changes)
 
 
@@ -89,7 +89,7 @@ def test_a_command_that_is_never_confirmed_delays_its_device_for_a_while_and_no_
         return SILENT if one.payload == b"0" else 0
 
     with RawBroker(answer) as broker:
-        settings = settings_for(broker, namespaces, puback_timeout_s=2)
+        settings = settings_for(broker, namespaces, puback_timeout="2s")
         provision(settings)
         silent, following = command(settings, "silent", 0), command(settings, "silent", 1)
         write_commands(settings, [silent, following])

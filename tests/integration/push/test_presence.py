@@ -16,6 +16,7 @@ from bridge.settings import PulsarSettings, Settings
 from bridge.settings.ingest import IngestSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import ingest_process, rule_for, running_ingest
+from tests.support.merging import merged
 from tests.support.push import (
     Devices,
     PushProcess,
@@ -37,9 +38,14 @@ pytestmark = pytest.mark.stack
 def both(stack: LocalStack, namespaces: PulsarSettings, **changes: object) -> Settings:
     """Settings for ingest and push; no probe finds a device within a minute."""
     mqtt = mqtt_settings(stack)
-    push = {"confirm": "device", "answer_timeout_s": 0.3, "retry_max_s": 0.2, "probe_min_s": 60.0}
-    settings = push_settings(namespaces, mqtt, **(push | changes))
-    ingest = IngestSettings(rules=(rule_for(f"{mqtt.client_id}-readings"),))
+    push = {
+        "confirm": "device",
+        "answers": {"timeout": "300ms"},
+        "retry": {"max_wait": "200ms"},
+        "offline": {"probe_min": "1m"},
+    }
+    settings = push_settings(namespaces, mqtt, **merged(push, changes))
+    ingest = IngestSettings(routes=(rule_for(f"{mqtt.client_id}-readings"),))
     return settings.model_copy(update={"ingest": ingest})
 
 

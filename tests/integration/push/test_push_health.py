@@ -28,7 +28,7 @@ pytestmark = pytest.mark.stack
 
 
 def shown(settings: Settings, port: int) -> Settings:
-    return settings.model_copy(update={"metrics": MetricsSettings(port=port, probe_s=0.5)})
+    return settings.model_copy(update={"metrics": MetricsSettings(port=port, probe_interval="500ms")})
 
 
 def test_push_is_ready_while_it_owns_and_is_connected_and_a_standby_is_not(

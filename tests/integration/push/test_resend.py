@@ -71,7 +71,14 @@ def resent(report: dict[str, Any]) -> list[str]:
 def test_a_rejected_command_is_sent_again_once_and_its_receipts_name_the_first(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = parking_settings(stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99)
+    settings = parking_settings(
+        stack,
+        namespaces,
+        retry={"attempts": 1},
+        answers={"timeout": "30s"},
+        command_partitions=2,
+        presence={"max_failures": 99},
+    )
     provision(settings)
     commands = [command(settings, "d", n) for n in range(3)]
     works: set[str] = {"d-0"}
@@ -228,7 +235,7 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
 ) -> None:
     settings = parking_settings(stack, namespaces)
     provision(settings)
-    lost = entry_of(group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.group_topic)
+    lost = entry_of(group_command(settings, 9), "away", CommandPosition(0, 0, -1), 5, settings.push.groups.topic)
     says(settings, "away", b"offline", retain=True)
     write_members(settings, "presses", ["away", "there"])
     with Devices(settings, lambda _device, _count: True) as devices:
@@ -259,7 +266,14 @@ def test_a_member_of_a_group_gets_its_command_again_as_one_of_its_own_and_a_grou
 def test_a_dead_letter_of_a_group_command_goes_to_the_member_it_was_for_or_to_the_group_that_had_none_of_it(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = parking_settings(stack, namespaces, attempts=1, answer_timeout_s=30, command_partitions=2, park_after=99)
+    settings = parking_settings(
+        stack,
+        namespaces,
+        retry={"attempts": 1},
+        answers={"timeout": "30s"},
+        command_partitions=2,
+        presence={"max_failures": 99},
+    )
     provision(settings)
     given, unknown = group_command(settings, 1), group_command(settings, 2, "unknown")
     works, fails = entries(given, ["works", "fails"])

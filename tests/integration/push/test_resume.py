@@ -85,7 +85,7 @@ def test_h27_a_device_that_lost_its_state_goes_on_after_the_position_that_it_nam
 
 
 def test_h27_live_commands_never_overtake_what_is_sent_again(broker: LocalStack, namespaces: PulsarSettings) -> None:
-    settings = resume_settings(broker, namespaces, confirm="broker", replay_rate=300)
+    settings = resume_settings(broker, namespaces, confirm="broker", offline={"replay_rate": 300})
     provision(settings)
     commands = [command(settings, "d", n) for n in range(600)]
     with running_ingest(settings), push_in_thread(settings), OffsetDevice(settings, "d") as device:
@@ -135,7 +135,7 @@ def test_h27_killed_while_a_device_resumes_the_next_owner_sends_the_same(
 def test_h27_a_standby_goes_on_where_the_killed_owner_was_in_the_middle_of_a_resume(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path
 ) -> None:
-    settings = resume_settings(stack, namespaces, replay_rate=100)
+    settings = resume_settings(stack, namespaces, offline={"replay_rate": 100})
     provision(settings)
     commands = [command(settings, "d", n) for n in range(200)]
     with (
@@ -185,7 +185,7 @@ def test_h28_each_request_goes_to_the_owner_of_its_device_s_partition(
 
 
 def test_h27_what_is_no_position_gets_an_error_that_says_why(stack: LocalStack, namespaces: PulsarSettings) -> None:
-    settings = resume_settings(stack, namespaces, resume_every_s=0)
+    settings = resume_settings(stack, namespaces, resume={"interval": "0s"})
     provision(settings)
     commands = [command(settings, "d", n) for n in range(3)]
     with running_ingest(settings), push_in_thread(settings) as metrics, OffsetDevice(settings, "d") as device:
@@ -203,7 +203,7 @@ def test_h27_what_is_no_position_gets_an_error_that_says_why(stack: LocalStack, 
 
 
 def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, namespaces: PulsarSettings) -> None:
-    settings = resume_settings(stack, namespaces, resume_every_s=1.5)
+    settings = resume_settings(stack, namespaces, resume={"interval": "1.5s"})
     provision(settings)
     commands = [command(settings, "d", n) for n in range(20)]
     with running_ingest(settings), push_in_thread(settings) as metrics, OffsetDevice(settings, "d") as device:
@@ -246,7 +246,9 @@ def test_h27_a_device_may_ask_at_another_broker_than_that_of_its_commands(
 def test_h27_for_a_trimmed_position_the_device_gets_a_report_and_the_remaining_commands(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    settings = resume_settings(stack, namespaces, unsure_s=0)  # else the retention subscription waits for that
+    settings = resume_settings(
+        stack, namespaces, offline={"resend_confirmed": "0s"}
+    )  # else the retention subscription waits for that
     provision(settings)
     commands = [command(settings, "d", n) for n in range(30)]
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)

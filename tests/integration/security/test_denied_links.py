@@ -45,7 +45,7 @@ def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
     settings = Settings(
         mqtt=mqtt,
         pulsar=namespaces,
-        ingest=IngestSettings(rules=(rule,), links=(LinkSettings(name="open"), guarded)),
+        ingest=IngestSettings(routes=(rule,), links=(LinkSettings(name="open"), guarded)),
     )
 
     def came_by(link: str, payload: bytes) -> bool:

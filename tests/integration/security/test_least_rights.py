@@ -16,6 +16,7 @@ from bridge.mqtt.types import Message
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, PulsarClient
 from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settings, StreamingSettings
+from bridge.settings.push import AnswerSettings
 from bridge.settings.secret_file import SecretFile
 from sources.batch import batch_tasks
 from sources.options import connection_options, parse
@@ -45,7 +46,7 @@ def ingest_of(pulsar: PulsarSettings, artemis: SecuredArtemis, mode: str) -> Set
     return Settings(
         mqtt=artemis.settings("ingest"),
         pulsar=pulsar.model_copy(update={"provision": mode}),
-        ingest=IngestSettings(rules=(PLANT,)),
+        ingest=IngestSettings(routes=(PLANT,)),
     )
 
 
@@ -53,7 +54,7 @@ def push_of(pulsar: PulsarSettings, artemis: SecuredArtemis, mode: str, user: st
     return Settings(
         mqtt=artemis.settings(user),
         pulsar=pulsar.model_copy(update={"provision": mode}),
-        push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry_max_s=0.5),
+        push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry={"max_wait": "500ms"}),
     )
 
 
@@ -206,7 +207,7 @@ def test_push_that_may_not_probe_for_absent_subscribers_warns_and_delivers(
     monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
     admin = provisioned_for(pulsar, {"push": "bridge"})
     settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
-    elsewhere = settings.push.model_copy(update={"answer_topic": "plant/answers"})
+    elsewhere = settings.push.model_copy(update={"answers": AnswerSettings(topic="plant/answers")})
     with pushing(settings.model_copy(update={"push": elsewhere})) as failures:
         command = write_command(admin, f"commands/{uuid.uuid4().hex[:8]}")
         poll_for(lambda: failures or states(admin).get(command) == "delivered", 60, "the receipt")
@@ -342,7 +343,7 @@ def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, art
 
 def test_check_of_source_and_sink_needs_what_they_need_and_no_more(pulsar: SecuredPulsar) -> None:
     admin = provisioned_for(pulsar, {"source": "spark", "sink": "writer"})
-    named = {"rules": (PLANT,)}
+    named = {"routes": (PLANT,)}
     source = Settings(pulsar=pulsar.as_role(admin, "spark"), ingest=IngestSettings(**named))
     sink = Settings(pulsar=pulsar.as_role(admin, "writer"))
     (reads,) = check_rights(source, "source")

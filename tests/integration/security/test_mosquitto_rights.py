@@ -55,15 +55,15 @@ def mqtt_of(port: int, user: str, **changes: Any) -> MqttSettings:
 
 
 def settings_of(mqtt: MqttSettings, namespaces: PulsarSettings, **ingest: Any) -> Settings:
-    return Settings(mqtt=mqtt, pulsar=namespaces, ingest=IngestSettings(**({"rules": (PLANT,)} | ingest)))
+    return Settings(mqtt=mqtt, pulsar=namespaces, ingest=IngestSettings(**({"routes": (PLANT,)} | ingest)))
 
 
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
 def test_a_subscription_that_mosquitto_does_not_serve_is_one_line(
     port: int, namespaces: PulsarSettings, protocol: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    denied = settings_of(mqtt_of(port, "device", protocol=protocol), namespaces, silent_s=0.5)
-    allowed = settings_of(mqtt_of(port, "ingest", protocol=protocol), namespaces, silent_s=0.5)
+    denied = settings_of(mqtt_of(port, "device", protocol=protocol), namespaces, silence_warning="500ms")
+    allowed = settings_of(mqtt_of(port, "ingest", protocol=protocol), namespaces, silence_warning="500ms")
     sender = mqtt_of(port, "device", client_id="sender")
     output = ""
 
@@ -132,7 +132,7 @@ def test_push_that_mosquitto_does_not_let_publish_warns_and_retries(
     settings = Settings(
         mqtt=mqtt_of(port, "reader"),
         pulsar=namespaces,
-        push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry_max_s=0.5),
+        push=PushSettings(client_id=f"push-{uuid.uuid4().hex[:8]}", retry={"max_wait": "500ms"}),
     )
     output = ""
 

@@ -30,8 +30,8 @@ def over_tls(port: int, authority: Authority, **changes: Any) -> MqttSettings:
         "tls": True,
         "tls_ca": authority.file,
         "client_id": f"t-{uuid.uuid4().hex[:10]}",
-        "reconnect_min_s": 0.05,
-        "reconnect_max_s": 0.2,
+        "reconnect_min": "50ms",
+        "reconnect_max": "200ms",
     }
     return MqttSettings(**(values | changes))
 
@@ -115,7 +115,7 @@ def test_a_server_whose_certificate_is_expired_or_of_another_host_is_not_trusted
 def test_a_plain_port_behind_tls_settings_is_named(tmp_path: Path, authority: Authority) -> None:
     mosquitto_program()
     with mosquitto(tmp_path) as (port, _):
-        found = probe(over_tls(port, authority, connect_timeout_s=2.0))
+        found = probe(over_tls(port, authority, connect_timeout="2s"))
         assert not found.ok
 
 

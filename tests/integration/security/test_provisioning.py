@@ -42,7 +42,7 @@ def run(folder: Path, pulsar: PulsarSettings, *arguments: str) -> subprocess.Com
     (folder / "token").write_text(pulsar.token.get_secret_value(), encoding="utf-8")
     values = pulsar.model_dump(mode="json", exclude_defaults=True, exclude={"token"})
     rules = [rule.model_dump(mode="json", exclude_defaults=True) for rule in RULES]
-    config = {"pulsar": {**values, "token_file": str(folder / "token")}, "ingest": {"rules": rules}}
+    config = {"pulsar": {**values, "token_file": str(folder / "token")}, "ingest": {"routes": rules}}
     (folder / "settings.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return subprocess.run(
         [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", *arguments, "-c", f"{folder}/settings.yaml"],
@@ -112,7 +112,7 @@ def test_the_printed_plan_runs_in_pulsars_own_shell_and_ingest_starts_with_verif
     settings = Settings(
         mqtt=artemis.settings("ingest"),
         pulsar=pulsar.as_role(admin, "bridge").model_copy(update={"provision": "verify"}),
-        ingest=IngestSettings(rules=RULES),
+        ingest=IngestSettings(routes=RULES),
     )
     device = artemis.settings("device")
     with running_ingest(settings), DeviceClient(device, device.client_id) as client:
@@ -162,7 +162,7 @@ def test_off_asks_the_admin_for_nothing(pulsar: SecuredPulsar, artemis: SecuredA
     admin = provisioned_for(pulsar, {"ingest": "bridge", "push": "bridge"})
     without_admin = {"provision": "off", "admin_url": "https://127.0.0.1:1"}
     lonely = pulsar.as_role(admin, "bridge").model_copy(update=without_admin)
-    settings = Settings(mqtt=artemis.settings("ingest"), pulsar=lonely, ingest=IngestSettings(rules=(PLANT,)))
+    settings = Settings(mqtt=artemis.settings("ingest"), pulsar=lonely, ingest=IngestSettings(routes=(PLANT,)))
     device = artemis.settings("device")
     with running_ingest(settings), DeviceClient(device, device.client_id) as client:
         client.publish("plant/d1/t", b"21")
@@ -175,7 +175,7 @@ def test_messages_for_a_missing_topic_are_dead_letters_with_the_command_and_the_
 ) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge"})
     verifying = pulsar.as_role(admin, "bridge").model_copy(update={"provision": "verify"})
-    settings = Settings(mqtt=artemis.settings("ingest"), pulsar=verifying, ingest=IngestSettings(rules=RULES))
+    settings = Settings(mqtt=artemis.settings("ingest"), pulsar=verifying, ingest=IngestSettings(routes=RULES))
     device = artemis.settings("device")
     with running_ingest(settings), DeviceClient(device, device.client_id) as client:
         client.publish("plant/d1/lab/ozone", b"nowhere")

@@ -96,7 +96,7 @@ def test_a_server_whose_certificate_is_expired_or_of_another_host_is_not_trusted
 
 
 def test_the_client_says_at_its_first_call_why_it_is_not_let_in(pulsar: SecuredPulsar) -> None:
-    settings = pulsar.settings("admin", token=SecretStr("not.a.token"), operation_timeout_s=8.0)
+    settings = pulsar.settings("admin", token=SecretStr("not.a.token"), operation_timeout="8s")
     with (
         PulsarClient(settings) as client,
         pytest.raises(DeniedError, match="does not accept our credentials"),

@@ -49,7 +49,7 @@ class World:
                 topics=(topic.name.rpartition("/")[2],),
                 built_in=("bronze",),
                 subscription="q",
-                max_rows_per_trigger=20,
+                trigger={"max_rows": 20},
             ),
         )
         self.wanted: Counter[bytes] = Counter()

@@ -32,7 +32,7 @@ THRESHOLD = """
 alerts:
   - {name: low, metric: glucose, kind: below, limit: 70, clear: 90, notify_cleared: true}
   - {name: falling, metric: glucose, kind: falling, per_minute: 3, to: none}
-  - {name: quiet, kind: silence, after_minutes: 10}
+  - {name: quiet, kind: silence, after: 10m}
 """
 EXAMPLES = Path(__file__).parents[3] / "examples"
 DAMP = EXAMPLES / "damp.yaml"
@@ -51,7 +51,7 @@ def world(
     rules = request.param if example else tmp_path / "rules.yaml"
     if not example:
         rules.write_text(request.param, encoding="utf-8")
-    streaming = StreamingSettings(root=str(tmp_path / "lakehouse"), rules=rules, topics=("messages",))
+    streaming = StreamingSettings(root=str(tmp_path / "lakehouse"), alerts=rules, topics=("messages",))
     if example:
         modules = (str(EXAMPLES / "climate.py"),)
         streaming = streaming.model_copy(update={"built_in": ("alerts",), "modules": modules})
@@ -236,8 +236,8 @@ def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_
     world: AlertsWorld,
 ) -> None:
     def run_with(*rules: str) -> list[str]:
-        assert world.settings.streaming.rules is not None
-        world.settings.streaming.rules.write_text("\n  ".join(["alerts:", *rules]), encoding="utf-8")
+        assert world.settings.streaming.alerts is not None
+        world.settings.streaming.alerts.write_text("\n  ".join(["alerts:", *rules]), encoding="utf-8")
         world.run()
         return world.reported()
 
@@ -335,7 +335,7 @@ def test_what_will_not_do_stops_the_job_at_its_start_in_one_line(
     path = tmp_path / "rules.yaml"
     kind = "" if text.startswith("kind") else "kind: sql, "
     path.write_text(f"alerts: [{{name: r, {kind}{text}}}]")
-    settings = Settings(streaming=StreamingSettings(root=str(tmp_path / "lakehouse"), rules=path))
+    settings = Settings(streaming=StreamingSettings(root=str(tmp_path / "lakehouse"), alerts=path))
 
     def stream(*columns: str) -> DataFrame:
         return spark.readStream.format("rate").load().selectExpr(*columns)

@@ -117,8 +117,8 @@ def test_each_of_ten_kinds_of_bad_rows_is_in_exactly_one_table_by_the_right_rule
         },
     }  # fmt: skip
     streaming = {
-        "root": str(tmp_path / "lakehouse"), "topics": [topic], "built_in": [], "tables": [table], "expectations": str(tmp_path),
-        "quality_interval_s": 0, "subscription": f"bad-{uuid.uuid4().hex[:6]}",
+        "root": str(tmp_path / "lakehouse"), "topics": [topic], "built_in": [], "tables": [table],
+        "suites": str(tmp_path), "quality": {"interval": "0s"}, "subscription": f"bad-{uuid.uuid4().hex[:6]}",
     }  # fmt: skip
     settings = Settings.model_validate({"streaming": streaming}).model_copy(update={"pulsar": namespaces})
     counts: Counter[bool] = Counter()

@@ -151,8 +151,8 @@ def config(namespaces: PulsarSettings, tmp_path: Path) -> dict[str, Any]:
             "topics": ["rooms"],
             "built_in": ["bronze", "readings", "gold", "device_latest", "alerts"],
             "modules": [str(EXAMPLES / "comfort.py"), str(EXAMPLES / "hourly.py")],
-            "expectations": str(tmp_path),
-            "rules": str(tmp_path / "rules.yaml"),
+            "suites": str(tmp_path),
+            "alerts": str(tmp_path / "rules.yaml"),
         },
     }
 
@@ -249,7 +249,7 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
 def test_what_ends_the_job_is_one_line_through_spark_connect(
     config: dict[str, Any], remote: str, tmp_path: Path
 ) -> None:
-    config["streaming"] |= {"on_bad_share": "stop", "bad_share_limit": 0.01, "bad_share_min_rows": 1}
+    config["streaming"] |= {"quality": {"on_bad_share": "stop", "max_bad_share": 0.01, "min_batch_rows": 1}}
     done = job(config, tmp_path / "stop", "--only", "comfort", SPARK_REMOTE=remote)
     assert done.returncode == 1, done.stdout[-6000:]
     line = "comfort failed in batch 0: comfort: 3 of 13 rows of a batch failed a rule"

@@ -208,7 +208,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
 ) -> None:
     decodings: list[dict[str, Any]] = [
         {"filter": "gw/json", "fields": "t double"},
-        {"filter": "gw/gz", "compression": "gzip", "fields": "t double", "max_bytes": 1000},
+        {"filter": "gw/gz", "compression": "gzip", "fields": "t double", "max_size": "1000B"},
         {"filter": "gw/zstd", "compression": "zstd", "fields": "t double", "format": "csv"},
         {"filter": "gw/cbor", "format": "cbor", "fields": "t double, id string", "id": "$.id"},
         {"filter": "gw/pb", "format": "protobuf", "message": "t.Reading", "fields": "t double, ts string",
@@ -217,7 +217,7 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
          "fields": "t double, topic string, unit string, year int, x string", "columns":
          {"t": "t", "joined": "concat_ws(' ', topic, unit, year, fields.x)"}},
         {"filter": "gw/slow", "format": "python", "function": "tests.support.reading_message:hexadecimal",
-         "fields": "t double", "max_seconds": 0.2},
+         "fields": "t double", "max_time": "200ms"},
     ]  # fmt: skip
     nulls = {"type": "array", "items": "null"}
     record = {
@@ -250,11 +250,11 @@ def test_h37_python_decodes_in_bounds_and_what_fails_is_a_fault_of_that_payload_
         "7:10:0#1",
     ]
     words = {
-        1: "1048577 bytes, max_bytes is 1048576", 3: "expands to more than max_bytes, 1000", 4: "not gzip",
-        7: "more than 1000 digits", 9: "max_depth, 64", 12: "python: ValueError", 13: "takes longer than max_seconds, 0.2",
+        1: "1048577 bytes, max_size is 1048576", 3: "expands to more than max_size, 1000", 4: "not gzip",
+        7: "more than 1000 digits", 9: "max_depth, 64", 12: "python: ValueError", 13: "takes longer than max_time, 0.2",
     }  # fmt: skip
     faults = {row["_position"]["entry"]: row["_fault"] for row in rows if row["_fault"] is not None}
-    assert re.search("max_seconds, 1|max_memory_mb, 512", faults.pop(16))
+    assert re.search("max_time, 1|max_memory, 512", faults.pop(16))
     assert faults.keys() == words.keys()
     assert all(text in faults[n] for n, text in words.items()), faults
 

@@ -26,6 +26,7 @@ from pulsebridge.local.ports import free_ports
 from sources.subscriptions import retained_topics
 from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
+from tests.support.merging import merged
 from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
@@ -76,19 +77,19 @@ class Driver:
             "metrics": {"port": port},
             "streaming": {
                 "root": str(self.root),
-                "spark_log": str(self.spark_log),
+                "spark": {"log": str(self.spark_log)},
                 "topics": ["climate"],
                 "modules": [str(EXAMPLES / "climate.py"), str(EXAMPLES / "hourly.py")],
-                "expectations": str(folder),
-                "quality_interval_s": 0,
-                "view_trigger_s": 1,
-                "rules": str(folder / "rules.yaml"),
+                "suites": str(folder),
+                "quality": {"interval": "0s"},
+                "trigger": {"views_interval": "1s"},
+                "alerts": str(folder / "rules.yaml"),
             },
         }
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *words: str, **streaming: Any) -> subprocess.Popen[bytes]:
-        settings = {**self.settings, "streaming": {**self.settings["streaming"], **streaming}}
+        settings = merged(self.settings, {"streaming": streaming})
         config = self.folder / "pulsebridge.yaml"
         config.write_text(yaml.safe_dump(settings), "utf-8")
         command = [sys.executable, "-m", "streaming.job", "--config", str(config), *words]
@@ -197,7 +198,7 @@ def test_a_killed_driver_goes_on_where_it_was_and_sigterm_ends_it_in_order(
     sent += publish(namespaces, range(300, 400))
     driver.kill()
     sent += publish(namespaces, range(400, 500))
-    driver.start(max_rows_per_trigger=70)
+    driver.start(trigger={"max_rows": 70})
     poll_for(lambda: len(driver.rows("climate")) >= len(sent), 240, "all messages in the user's table")
     poll_for(lambda: len(driver.rows("readings")) >= LEAVES * len(sent), 120, "all fields in readings")
     poll_for(lambda: len(driver.rows("alerts")) >= len(sent) // 10, 120, "all alerts")

@@ -124,9 +124,9 @@ def test_walk_b_typed_tables_by_examples_presets_and_a_decoder_of_ones_own(
     decoder = {"filter": "meters/+plant/+device", "format": "python", "function": "own_meters:meter"}
     way = Way(
         stack, namespaces, spark, tmp_path,
-        ingest={"presets": ["zigbee2mqtt", "tasmota"], "rules": [
+        ingest={"presets": ["zigbee2mqtt", "tasmota"], "routes": [
             {"name": "meters", "filter": "meters/+plant/+device", "topic": "meters", "device": "{device}"}]},
-        streaming={"modules": [str(EXAMPLES / "climate.py"), str(tmp_path / "own_meters.py")], "readings": [decoder],
+        streaming={"modules": [str(EXAMPLES / "climate.py"), str(tmp_path / "own_meters.py")], "decoders": [decoder],
                    "built_in": ["readings"], "time_zone": "Europe/Berlin"},
     )  # fmt: skip
     climate = {"battery": 86, "humidity": 55.43, "linkquality": 97, "temperature": 22.75, "voltage": 2985}

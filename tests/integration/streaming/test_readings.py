@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.settings import Settings
-from bridge.settings.presets import declared_readings
+from bridge.settings.presets import declared_decoders
 from bridge.settings.rules import TopicRule
 from bridge.settings.tables import Decoding
 from streaming.decoding import decoded
@@ -148,7 +148,7 @@ def test_settings_say_what_is_no_reading_how_others_are_read_and_in_which_zone(s
         {"filter": "local/#", "time": "$.Time", "time_zone": "America/New_York"},
     ]  # fmt: skip
     settings = Settings.model_validate(
-        {"ingest": {"presets": ["zigbee2mqtt"]}, "streaming": {"readings": own, "time_zone": "Europe/Berlin"}}
+        {"ingest": {"presets": ["zigbee2mqtt"]}, "streaming": {"decoders": own, "time_zone": "Europe/Berlin"}}
     )
     body = {"Time": "2026-01-01T12:00:00"}
     payloads: list[tuple[str, Any]] = [
@@ -157,9 +157,9 @@ def test_settings_say_what_is_no_reading_how_others_are_read_and_in_which_zone(s
     ]  # fmt: skip
     messages = [sent(one, topic=topic, more={"entry_id": n})[0] for n, (topic, one) in enumerate(payloads)]
     rules = [TopicRule(name="r", filter="gw/+d", reading_time="{json:$.Time}")]
-    settings = settings.model_copy(update={"ingest": settings.ingest.model_copy(update={"rules": tuple(rules)})})
+    settings = settings.model_copy(update={"ingest": settings.ingest.model_copy(update={"routes": tuple(rules)})})
     reader = Reader(spark, settings, stored=frame(spark, messages))
-    found = reader.decoded(declared_readings(settings)).selectExpr("*", "unix_micros(event_time) AS us").collect()
+    found = reader.decoded(declared_decoders(settings)).selectExpr("*", "unix_micros(event_time) AS us").collect()
     rows = sorted(found, key=lambda row: (row["_position"]["entry"], row["_position"]["element"]))
     assert short(rows) == [
         (1, "kWh", 1.5, None), (1, "n", 0.0, None), (1, "year", 2026.0, None), (1, "kWh", 2.0, None), (1, "n", 1.0, None),

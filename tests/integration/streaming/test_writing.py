@@ -249,7 +249,7 @@ def test_a_row_without_a_key_is_in_quarantine(spark: SparkSession, tmp_path: Pat
 def test_h20_a_time_far_ahead_of_arrival_or_of_the_clock_of_spark_fails_a_rule(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    world = PipelineWorld(spark, tmp_path, clock_skew_s=60)
+    world = PipelineWorld(spark, tmp_path, clock_skew="1m")
     far = ARRIVAL + timedelta(days=365_000)
     times = (ARRIVAL + timedelta(seconds=60), ARRIVAL + timedelta(seconds=61), None, far)
     bodies = [{"n": n} | ({"at": at.isoformat()} if at else {}) for n, at in enumerate(times)]
@@ -302,7 +302,7 @@ def test_unknown_fields_stop_a_table_that_requests_it_and_nothing_is_lost(spark:
 def test_too_many_bad_rows_stop_the_job_before_anything_of_the_batch_is_written(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    world = PipelineWorld(spark, tmp_path, on_bad_share="stop", bad_share_limit=0.2, bad_share_min_rows=5)
+    world = PipelineWorld(spark, tmp_path, quality={"on_bad_share": "stop", "max_bad_share": 0.2, "min_batch_rows": 5})
     world.fill("source", [row(n, float(n)) for n in range(10)], SOURCE)
     with pytest.raises(
         TerminalError,

@@ -24,7 +24,7 @@ _SIZE: Final = 9
 _TEXT: Final = 12
 """Characters of it in base64."""
 _MOST: Final = MORE * 4096
-"""As many as ``push.remembered_ids`` lets a cursor have."""
+"""As many as ``push.limits.remembered_ids`` lets a cursor have."""
 _DEAD: Final = "!"
 """Before the digest of a command that went to the dead letters; base64 has no such sign."""
 _DAY_US: Final = 86_400_000_000

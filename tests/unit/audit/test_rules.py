@@ -12,7 +12,7 @@ from pulsebridge.audit.records import Published
 from pulsebridge.audit.rules import Rule, calls_of, command_id, load_rules, read_rules
 
 LOW = Rule("low", "glucose", "below", limit=70)
-FALLING = Rule("falling", "glucose", "falling", per_minute=3, within_minutes=15)
+FALLING = Rule("falling", "glucose", "falling", per_minute=3, within_s=900)
 START = datetime(2010, 3, 24, 9, 51)
 
 
@@ -76,8 +76,8 @@ def test_the_rules_of_the_demo_are_all_known_here() -> None:
 def test_a_rule_that_cannot_be_computed_again_is_refused() -> None:
     with pytest.raises(ConfigError, match="rising"):
         read_rules({"alerts": [{"name": "x", "metric": "m", "kind": "rising"}]}, "rules.yaml")
-    with pytest.raises(ConfigError, match="clear, for_minutes"):
+    with pytest.raises(ConfigError, match="clear, for"):
         read_rules(
-            {"alerts": [{"name": "x", "metric": "m", "kind": "below", "clear": 1, "for_minutes": 5}]},
+            {"alerts": [{"name": "x", "metric": "m", "kind": "below", "clear": 1, "for": "5m"}]},
             "rules.yaml",
         )

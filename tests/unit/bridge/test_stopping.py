@@ -57,8 +57,8 @@ def test_what_does_not_stop_is_ended_with_code_0(program: dict[str, str]) -> Non
 
 
 def test_the_defaults_keep_the_promise_of_25_seconds() -> None:
-    assert Settings().ingest.drain_s + CLOSE_S <= 25
-    assert Settings().push.drain_s + CLOSE_S <= 25
+    assert Settings().ingest.drain + CLOSE_S <= 25
+    assert Settings().push.drain + CLOSE_S <= 25
 
 
 def test_a_signal_sets_the_event_while_the_main_thread_has_its_lock() -> None:

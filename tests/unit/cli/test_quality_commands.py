@@ -19,7 +19,7 @@ def test_rules_shows_what_splits_rows_with_the_users_own_expectations(tmp_path: 
     (tmp_path / "expectations").mkdir()
     (tmp_path / "great_expectations.yml").touch()
     (tmp_path / "expectations" / "comfort.json").write_text(json.dumps({"expectations": entries}), "utf-8")
-    sets = {"streaming.modules": json.dumps([str(COMFORT)]), "streaming.expectations": str(tmp_path)}
+    sets = {"streaming.modules": json.dumps([str(COMFORT)]), "streaming.suites": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "quality", "rules", "comfort", "--json",
          *(word for name, value in sets.items() for word in ("--set", f"{name}={value}"))],

@@ -111,7 +111,7 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
 
 def test_a_message_malformed_for_mqtt_is_not_mapped_again() -> None:
     """Its payload differs from the one that the device sent."""
-    mapper = Mapper(IngestSettings(rules=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
+    mapper = Mapper(IngestSettings(routes=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
     properties = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
     planned = replay_of(letter(properties=properties), PULSAR, mapper)
     assert isinstance(planned, Refusal)
@@ -166,7 +166,7 @@ def properties_of_command(properties: dict[str, str], topic: str) -> dict[str, s
 
 def test_remap_asks_the_present_rules() -> None:
     rule = TopicRule(name="new", filter="fleet/+device/+metric", topic="by-{metric}", device="{device}")
-    planned = replay_of(letter(topic=""), PULSAR, Mapper(IngestSettings(rules=(rule,))))
+    planned = replay_of(letter(topic=""), PULSAR, Mapper(IngestSettings(routes=(rule,))))
     assert isinstance(planned, Replay)
     assert (planned.topic, planned.key) == (PULSAR.readings_topic("by-glucose"), "w-1")
     assert contract.full_envelope(planned.properties)[contract.P_RULE] == "new"

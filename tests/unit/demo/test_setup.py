@@ -17,11 +17,11 @@ from streaming.suites import Suites
 
 def test_a_slow_machine_may_have_more_time_to_start_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the error of a server that is not ready in time says."""
-    usual = local_settings(DemoOptions(Path("run"))).start_timeout_s
-    sets = [f"local.start_timeout_s={usual * 2}"]
-    assert local_settings(DemoOptions(Path("run"), sets=sets)).start_timeout_s == usual * 2
-    monkeypatch.setenv("PULSEBRIDGE_LOCAL__START_TIMEOUT_S", str(usual * 3))
-    assert local_settings(DemoOptions(Path("run"))).start_timeout_s == usual * 3
+    usual = local_settings(DemoOptions(Path("run"))).start_timeout
+    sets = [f"local.start_timeout={usual * 2}s"]
+    assert local_settings(DemoOptions(Path("run"), sets=sets)).start_timeout == usual * 2
+    monkeypatch.setenv("PULSEBRIDGE_LOCAL__START_TIMEOUT", f"{usual * 3}s")
+    assert local_settings(DemoOptions(Path("run"))).start_timeout == usual * 3
 
 
 def test_the_demo_declares_its_tables_with_the_suite_of_the_run(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_the_demo_declares_its_tables_with_the_suite_of_the_run(tmp_path: Path) 
     pipeline = pipeline_of(settings)
     assert list(pipeline.tables) == [name for name in TABLES if name != "quarantine"]
     suite = pipeline.tables["measurements"].suite
-    assert Suites(settings.streaming.expectations).suite(suite or "").file.startswith(str(run.root))
+    assert Suites(settings.streaming.suites).suite(suite or "").file.startswith(str(run.root))
 
 
 def test_a_folder_that_is_not_of_a_run_is_refused_with_the_remedy(tmp_path: Path) -> None:

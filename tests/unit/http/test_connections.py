@@ -30,7 +30,7 @@ def send_for_ever(raw: socket.socket, data: bytes) -> None:
 
 
 def test_h39_a_client_that_does_not_read_its_answers_is_cut_off() -> None:
-    settings = Settings(http=HttpSettings(read_timeout_s=0.5))
+    settings = Settings(http=HttpSettings(limits={"read_timeout": "500ms"}))
     app = HttpApp(settings, cast("AwaitedIntake", Full()))
     listening = Listening()
     listening.start()

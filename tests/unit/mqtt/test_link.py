@@ -26,9 +26,9 @@ def test_a_broker_that_says_nothing_is_dialled_again_and_again() -> None:
         settings = MqttSettings(
             port=silent.getsockname()[1],
             client_id="t",
-            connect_timeout_s=0.05,
-            reconnect_min_s=0.01,
-            reconnect_max_s=0.02,
+            connect_timeout="50ms",
+            reconnect_min="10ms",
+            reconnect_max="20ms",
         )
         losses = Losses()
         link = Link(settings, losses)

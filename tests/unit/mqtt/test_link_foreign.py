@@ -74,7 +74,7 @@ def playing(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         made = MqttSettings(
-            port=listener.getsockname()[1], protocol=protocol, reconnect_min_s=0.001, reconnect_max_s=0.01
+            port=listener.getsockname()[1], protocol=protocol, reconnect_min="1ms", reconnect_max="10ms"
         )  # type: ignore[arg-type]
         link = Link(made, handler, **options)
         peers: list[Peer] = []
@@ -218,7 +218,7 @@ def test_h49_an_unknown_reason_of_puback_is_a_success_or_a_refusal_by_its_number
 def test_h49_a_broker_that_closes_after_connack_is_dialled_with_backoff() -> None:
     with RawBroker(closes=5) as broker:
         handler = Recorder()
-        made = MqttSettings(port=broker.port, protocol="5", reconnect_min_s=0.001, reconnect_max_s=0.1)
+        made = MqttSettings(port=broker.port, protocol="5", reconnect_min="1ms", reconnect_max="100ms")
         link = Link(made, handler)
         attempts: list[int] = []
         try:

@@ -77,7 +77,7 @@ def connected(keep_alive_s: int) -> Iterator[tuple[Link, Pausing, Peer]]:
     handler = Pausing()
     with socket.create_server(("127.0.0.1", 0)) as broker:
         settings = MqttSettings(port=broker.getsockname()[1], protocol="3.1.1")
-        link = Link(settings.model_copy(update={"keep_alive_s": keep_alive_s}), handler)
+        link = Link(settings.model_copy(update={"keep_alive": keep_alive_s}), handler)
         try:
             link.turn(0.0)
             accepted, _ = broker.accept()

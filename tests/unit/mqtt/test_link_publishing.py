@@ -32,7 +32,7 @@ class Events(LinkHandler):
 @contextmanager
 def linked(broker: RawBroker) -> Iterator[tuple[Link, Events]]:
     events = Events()
-    link = Link(MqttSettings(port=broker.port, protocol="5", reconnect_min_s=0.01), events)
+    link = Link(MqttSettings(port=broker.port, protocol="5", reconnect_min="10ms"), events)
     try:
         turns(link, lambda: link.connected)
         yield link, events

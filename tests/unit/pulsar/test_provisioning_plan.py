@@ -76,7 +76,7 @@ def test_topics_that_rules_name_without_a_capture_are_known_beforehand() -> None
         TopicRule(name="b", filter="lab/+room/#", topic="lab-{room}"),
         TopicRule(name="c", filter="yard/#", topic="{level1}"),
     )
-    settings = Settings(ingest=IngestSettings(rules=rules))
+    settings = Settings(ingest=IngestSettings(routes=rules))
     assert static_topics(settings) == [
         "persistent://public/pulsebridge/plant",
         "persistent://public/pulsebridge/yard",

@@ -89,14 +89,14 @@ def test_places_that_may_name_a_device() -> None:
 def test_a_fleet_s_device_is_the_level_whose_names_do_not_repeat() -> None:
     topics = [f"plant/line-{n % 3}/press-{n}/{m}" for n in range(9) for m in ("temperature", "pressure")]
     proposal = proposed(*topics)
-    (rule,) = proposal.rules
+    (rule,) = proposal.routes
     assert (rule.filter, rule.topic, rule.device) == ("plant/+group2/+device/+metric", "plant", "{device}")
     assert device_of(proposal, "plant/line-1/press-4/temperature") == "press-4"
 
 
 def test_names_that_repeat_under_others_are_no_devices() -> None:
     topics = [f"site/s{n}/pump{m}/rpm" for n in range(8) for m in range(5)]
-    (rule,) = proposed(*topics).rules
+    (rule,) = proposed(*topics).routes
     assert (rule.filter, rule.device) == ("site/+device/#", "{device}")
 
 
@@ -105,20 +105,20 @@ def test_one_device_with_an_id_is_found() -> None:
 
 
 def test_topics_without_a_device_have_the_topic_as_key() -> None:
-    (rule,) = proposed("status").rules
+    (rule,) = proposed("status").routes
     assert (rule.filter, rule.device) == ("status", None)
 
 
 def test_many_devices_at_the_first_level_are_one_rule_and_one_pulsar_topic() -> None:
     proposal = proposed(*(f"{n:012x}/{m}" for n in range(100) for m in ("up", "status")))
-    (rule,) = proposal.rules
+    (rule,) = proposal.routes
     assert (rule.filter, rule.topic, rule.device) == ("+device/+metric", "devices", "{device}")
 
 
 def test_a_gateway_s_devices_are_found_in_the_payload() -> None:
     payloads = [json.dumps({"device": {"id": f"d-{n % 20}"}, "n": n}).encode() for n in range(100)]
     tree, signs = seen((f"gateway/{n % 2}/up", payload) for n, payload in enumerate(payloads))
-    (rule,) = propose(tree, signs.seen).rules
+    (rule,) = propose(tree, signs.seen).routes
     assert (rule.filter, rule.device) == ("gateway/#", "{json:$.device.id}")
 
 
@@ -132,7 +132,7 @@ def test_presets_are_recognised_and_their_topics_get_no_rules_of_their_own() -> 
         "other/o-1/x",
     )
     assert sorted(proposal.presets) == ["chirpstack", "tasmota", "zigbee2mqtt"]
-    assert [rule.name for rule in proposal.rules] == ["other"]
+    assert [rule.name for rule in proposal.routes] == ["other"]
     taken(proposal)
 
 
@@ -286,10 +286,10 @@ def test_h38_the_output_has_the_proposal_and_nothing_else(
         file = Path(folder) / "pulsebridge.yaml"
         file.write_text("#" + printed_settings(text), encoding="utf-8")
         loaded = load_with_origins(file, environ={})
-    assert loaded.settings.ingest.rules == tuple(proposal.rules)
+    assert loaded.settings.ingest.routes == tuple(proposal.routes)
     assert loaded.settings.ingest.presets == tuple(proposal.presets)
     assert loaded.settings.streaming.tables == tuple(proposal.tables)
-    given_by_file = {f"ingest.{name}" for name in ("rules", "presets") if getattr(proposal, name)}
+    given_by_file = {f"ingest.{name}" for name in ("routes", "presets") if getattr(proposal, name)}
     given_by_file |= {"streaming.tables"} if proposal.tables else set()
     assert set(loaded.origins) == given_by_file
 

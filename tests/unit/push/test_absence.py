@@ -129,7 +129,7 @@ def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
 def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     rule = PresenceRule(filter="devices/+device/status")
     inbound = Inbound(
-        Settings(push=PushSettings(presence=(rule,))),
+        Settings(push=PushSettings(presence={"rules": (rule,)})),
         cast(PartitionLog, OnePartition()),
         cast(Link, Asked()),
         PushMetrics(CollectorRegistry()),

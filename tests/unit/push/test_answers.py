@@ -160,8 +160,8 @@ def answer(topic: str, *user: tuple[str, str], retain: bool = False, correlation
 
 TAGS = PositionTags(b"secret", 4)
 WHERE = CommandPosition(12, 3, -1)
-TOLD = TAGS.tagged(WHERE, "d")
-LEVELS = TOLD.replace(".", "/")
+TAGGED = TAGS.tagged(WHERE, "d")
+LEVELS = TAGGED.replace(".", "/")
 
 
 def test_positions_travel_as_levels_and_come_back() -> None:
@@ -171,7 +171,7 @@ def test_positions_travel_as_levels_and_come_back() -> None:
     assert found is not None
     assert (found.position, found.payload, found.failed) == (WHERE, b"ok", False)
     assert TAGS.proves(found.tag, WHERE, "d")
-    named = TOLD.encode()
+    named = TAGGED.encode()
     assert parse_answer(answer("a/b/0/4", correlation=named), "a/b", 4) == found
     for failing in (
         answer(f"a/b/{LEVELS}/failed"),
@@ -242,8 +242,8 @@ def test_devices_of_every_version_can_tell_position_and_repetition() -> None:
     five = outgoing(push, PushSettings(confirm="device"), TAGS, 4, 0)
     assert five.topic == "devices/d/commands"
     assert five.properties.response_topic == "pulsebridge/answers/0/4"
-    assert five.properties.correlation_data == TOLD.encode()
-    assert dict(five.properties.user)["position"] == TOLD
+    assert five.properties.correlation_data == TAGGED.encode()
+    assert dict(five.properties.user)["position"] == TAGGED
     old = outgoing(push, PushSettings(confirm="device", position_in="topic"), TAGS, 4, 0)
     assert old.topic == f"devices/d/commands/{LEVELS}/repeat"
     assert outgoing(push, PushSettings(), TAGS, 4, 0).properties.response_topic is None

@@ -150,7 +150,9 @@ FUZZ = settings(deadline=None, max_examples=120, suppress_health_check=list(Heal
 def test_no_rule_and_no_message_raises_vanishes_or_escapes(
     some: list[TopicRule], own_filters: list[str], loopback: bool, arrived: list[Message]
 ) -> None:
-    ingest = IngestSettings(rules=tuple(some), filters=tuple(own_filters), allow_loopback=loopback, max_topics=3)
+    ingest = IngestSettings(
+        routes=tuple(some), filters=tuple(own_filters), allow_loopback=loopback, limits={"topics": 3}
+    )
     problems = mapping_problems(ingest, PULSAR)
     assert all(problem.startswith("ingest") for problem in problems)
     if problems:
@@ -170,7 +172,7 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
 @FUZZ
 @given(st.lists(sound_rules(), min_size=1, max_size=3), st.lists(messages(), min_size=2, max_size=6))
 def test_mqtt_topics_share_a_pulsar_key_only_by_a_rule(some: list[TopicRule], arrived: list[Message]) -> None:
-    ingest = IngestSettings(rules=tuple(some), allow_loopback=True)
+    ingest = IngestSettings(routes=tuple(some), allow_loopback=True)
     assume(not mapping_problems(ingest, PULSAR))
     mapper = Mapper(ingest, pulsar=PULSAR)
     by_name = {rule.name: rule for rule in some}

@@ -54,7 +54,7 @@ def routed(mapper: Mapper, topic: str) -> Route:
 
 
 def test_a_rule_names_topic_key_device_and_command_topic() -> None:
-    mapper = Mapper(IngestSettings(rules=(WEARABLES, PLANT)))
+    mapper = Mapper(IngestSettings(routes=(WEARABLES, PLANT)))
     assert routed(mapper, "wearables/w-1/glucose") == Route(
         "wearables", "wearables", "w-1", "w-1", "devices/w-1/commands"
     )
@@ -69,14 +69,14 @@ def test_without_a_rule_the_first_level_is_the_topic_and_the_whole_topic_the_key
 
 def test_the_first_matching_rule_decides() -> None:
     special = TopicRule(name="special", filter="wearables/w-1/#", topic="special")
-    mapper = Mapper(IngestSettings(rules=(special, WEARABLES)))
+    mapper = Mapper(IngestSettings(routes=(special, WEARABLES)))
     assert routed(mapper, "wearables/w-1/glucose").rule == "special"
     assert routed(mapper, "wearables/w-2/glucose").rule == "wearables"
 
 
 def test_a_named_rest_wants_a_level_a_plain_one_matches_the_parent_too() -> None:
-    named = Mapper(IngestSettings(rules=(TopicRule(name="r", filter="a/#rest", topic="x", key="{rest}"),)))
-    plain = Mapper(IngestSettings(rules=(TopicRule(name="r", filter="a/#", topic="x"),)))
+    named = Mapper(IngestSettings(routes=(TopicRule(name="r", filter="a/#rest", topic="x", key="{rest}"),)))
+    plain = Mapper(IngestSettings(routes=(TopicRule(name="r", filter="a/#", topic="x"),)))
     assert routed(named, "a").rule == "default"
     assert routed(plain, "a").rule == "r"
     assert isinstance(named.route("a/"), NoRoute)  # an empty rest is no key
@@ -107,7 +107,7 @@ def test_rules_and_default_never_meet_unless_a_rule_names_the_device(a: str, b: 
         TopicRule(name="levels", filter="+x/+y/#rest", topic="{x}-{y}"),
         TopicRule(name="one", filter="+only", topic="{only}-{only}"),
     )
-    mapper = Mapper(IngestSettings(rules=rules))
+    mapper = Mapper(IngestSettings(routes=rules))
     first, second = mapper.route(a), mapper.route(b)
     if a != b and isinstance(first, Route) and isinstance(second, Route):
         assert (first.local, first.key) != (second.local, second.key)
@@ -123,7 +123,7 @@ def test_encoded_pieces_are_injective_and_safe(a: str, b: str) -> None:
 
 def test_the_default_leaves_a_rule_s_topic_alone_where_keys_could_meet() -> None:
     rule = TopicRule(name="r", filter="foo/+device", topic="foo", device="{device}")
-    mapper = Mapper(IngestSettings(rules=(rule,), filters=("#",)))
+    mapper = Mapper(IngestSettings(routes=(rule,), filters=("#",)))
     assert routed(mapper, "foo/foo").key == "foo"
     refused = mapper.route("foo")  # the default would write it to foo under the key foo as well
     assert isinstance(refused, NoRoute)
@@ -134,11 +134,11 @@ def test_the_default_leaves_a_rule_s_topic_alone_where_keys_could_meet() -> None
 def test_two_rules_that_could_meet_are_refused_unless_one_is_shared() -> None:
     a = TopicRule(name="a", filter="factory/+device/#", topic="plant", device="{device}")
     b = TopicRule(name="b", filter="site/+device", topic="plant", device="{device}")
-    (problem,) = mapping_problems(IngestSettings(rules=(a, b)))
+    (problem,) = mapping_problems(IngestSettings(routes=(a, b)))
     assert re.search(r"a and b could write different MQTT topics.*shared: true", problem)
-    assert mapping_problems(IngestSettings(rules=(a, b.model_copy(update={"shared": True})))) == []
-    assert mapping_problems(IngestSettings(rules=(a, b.model_copy(update={"topic": "other"})))) == []
-    assert mapping_problems(IngestSettings(rules=(a, b.model_copy(update={"topic": "{level1}"})))) == []
+    assert mapping_problems(IngestSettings(routes=(a, b.model_copy(update={"shared": True})))) == []
+    assert mapping_problems(IngestSettings(routes=(a, b.model_copy(update={"topic": "other"})))) == []
+    assert mapping_problems(IngestSettings(routes=(a, b.model_copy(update={"topic": "{level1}"})))) == []
 
 
 @pytest.mark.parametrize(
@@ -162,35 +162,35 @@ def test_two_rules_that_could_meet_are_refused_unless_one_is_shared() -> None:
 )
 def test_a_wrong_rule_is_refused_with_its_path(changes: dict[str, str], words: str) -> None:
     rule = TopicRule(**({"name": "r", "filter": "w/+device/+metric"} | changes))
-    (problem,) = mapping_problems(IngestSettings(rules=(rule,)))
+    (problem,) = mapping_problems(IngestSettings(routes=(rule,)))
     assert words in problem
-    assert problem.startswith("ingest.rules.0")
+    assert problem.startswith("ingest.routes.0")
     with pytest.raises(ConfigError, match=re.escape(words)):
-        Mapper(IngestSettings(rules=(rule,)))
+        Mapper(IngestSettings(routes=(rule,)))
 
 
 def test_all_problems_are_listed_at_once() -> None:
     text = "\n".join(
         mapping_problems(
-            IngestSettings(rules=(TopicRule(name="a", filter="#/x"), TopicRule(name="a", filter="x", topic="{y}")))
+            IngestSettings(routes=(TopicRule(name="a", filter="#/x"), TopicRule(name="a", filter="x", topic="{y}")))
         )
     )
-    assert "ingest.rules.0" in text
-    assert "ingest.rules.1" in text
+    assert "ingest.routes.0" in text
+    assert "ingest.routes.1" in text
     assert "is duplicate" in text
 
 
 @pytest.mark.parametrize("filters", [("#",), ("devices/#",), ("+/+/commands",), ("+/+/+",)])
 def test_h8_a_filter_that_matches_command_topics_is_refused(filters: tuple[str, ...]) -> None:
-    (problem,) = mapping_problems(IngestSettings(rules=(WEARABLES,), filters=filters))
+    (problem,) = mapping_problems(IngestSettings(routes=(WEARABLES,), filters=filters))
     assert "ingest would receive commands" in problem
-    allowed = IngestSettings(rules=(WEARABLES,), filters=filters, allow_loopback=True)
+    allowed = IngestSettings(routes=(WEARABLES,), filters=filters, allow_loopback=True)
     assert Mapper(allowed).route("devices/w-1/commands") == LeftOut("command", "wearables")
 
 
 def test_h8_a_rule_whose_own_filter_takes_its_commands_is_refused() -> None:
     rule = TopicRule(name="r", filter="d/+device/#", command_topic="d/{device}/commands")
-    (problem,) = mapping_problems(IngestSettings(rules=(rule,)))
+    (problem,) = mapping_problems(IngestSettings(routes=(rule,)))
     assert "ingest would receive commands" in problem
 
 
@@ -199,22 +199,22 @@ def test_topics_of_the_broker_are_left_out() -> None:
 
 
 def test_topics_are_bounded_and_known_ones_count() -> None:
-    mapper = Mapper(IngestSettings(max_topics=2), known=["old"])
+    mapper = Mapper(IngestSettings(limits={"topics": 2}), known=["old"])
     routed(mapper, "new/1")
-    assert "ingest.max_topics is 2" in mapper.route("newer/1").reason  # type: ignore[union-attr]
+    assert "ingest.limits.topics is 2" in mapper.route("newer/1").reason  # type: ignore[union-attr]
     routed(mapper, "old/1")
     routed(mapper, "new/2")
     assert mapper.topics == 2
 
 
 def test_what_cannot_be_named_has_a_reason() -> None:
-    mapper = Mapper(IngestSettings(rules=(WEARABLES,)))
+    mapper = Mapper(IngestSettings(routes=(WEARABLES,)))
     for topic in ("", "\udcff/x", "x" * (MAX_LOCAL_NAME + 1), "wearables//glucose"):
         assert isinstance(mapper.route(topic), NoRoute), topic
 
 
 def test_explaining_changes_nothing() -> None:
-    mapper = Mapper(IngestSettings(max_topics=1))
+    mapper = Mapper(IngestSettings(limits={"topics": 1}))
     rule = mapper.explain("a/b").rule
     assert rule is not None
     assert rule.name == "default"
@@ -224,13 +224,13 @@ def test_explaining_changes_nothing() -> None:
 
 def test_subscriptions_are_the_rules_filters_each_once() -> None:
     assert subscriptions(IngestSettings()) == ("#",)
-    assert subscriptions(IngestSettings(rules=(WEARABLES, PLANT))) == ("wearables/+/+", "plant/+/+/#")
-    assert subscriptions(IngestSettings(rules=(WEARABLES,), filters=("a", "a", "b"))) == ("a", "b")
+    assert subscriptions(IngestSettings(routes=(WEARABLES, PLANT))) == ("wearables/+/+", "plant/+/+/#")
+    assert subscriptions(IngestSettings(routes=(WEARABLES,), filters=("a", "a", "b"))) == ("a", "b")
 
 
 def test_routes_of_long_topics_do_not_fill_the_memory() -> None:
     rule = TopicRule(name="r", filter="a/#", topic="a")
-    mapper = Mapper(IngestSettings(rules=(rule,)), cache_bytes=100_000)
+    mapper = Mapper(IngestSettings(routes=(rule,)), cache_bytes=100_000)
     for number in range(1000):
         routed(mapper, f"a/{number}")
         mapper.route(f"a/{number}/" + "x" * 60_000)

@@ -23,7 +23,7 @@ def rule(**changes: Any) -> TopicRule:
 
 
 def ingest(*rules: TopicRule, **changes: Any) -> IngestSettings:
-    return IngestSettings(rules=rules, **changes)
+    return IngestSettings(routes=rules, **changes)
 
 
 def test_a_rule_names_its_namespace() -> None:
@@ -86,7 +86,9 @@ def test_rules_collide_only_within_a_namespace() -> None:
 
 
 def test_topics_of_all_namespaces_count() -> None:
-    mapper = Mapper(ingest(rule(namespace="acme/{site}"), max_topics=1), pulsar=PULSAR, known=["acme/site-1/t", "old"])
+    mapper = Mapper(
+        ingest(rule(namespace="acme/{site}"), limits={"topics": 1}), pulsar=PULSAR, known=["acme/site-1/t", "old"]
+    )
     assert isinstance(mapper.route("s/site-1/w-1"), Route)
     refused = mapper.route("s/site-2/w-1")
     assert isinstance(refused, NoRoute)

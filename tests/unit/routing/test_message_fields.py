@@ -32,13 +32,13 @@ def of(mapper: Mapper, topic: str, payload: bytes = b"", user: tuple[tuple[str, 
 
 
 def test_the_device_is_where_the_payload_says() -> None:
-    mapper = Mapper(IngestSettings(rules=(rule(command_topic="gw/{gateway}/down/{device}"),)))
+    mapper = Mapper(IngestSettings(routes=(rule(command_topic="gw/{gateway}/down/{device}"),)))
     assert of(mapper, "gw/7/up", UP) == Route("gw", "up", "0102", "0102", "gw/7/down/0102")
     assert of(mapper, "gw/7/up", b'{"deviceInfo":{"devEui":12}}') == Route("gw", "up", "12", "12", "gw/7/down/12")
 
 
 def test_the_device_is_what_a_user_property_says() -> None:
-    mapper = Mapper(IngestSettings(rules=(rule(device="{gateway}/{user:device-id}"),)))
+    mapper = Mapper(IngestSettings(routes=(rule(device="{gateway}/{user:device-id}"),)))
     assert of(mapper, "gw/7/up", user=(("a", "b"), ("device-id", "w-1"))) == Route("gw", "up", "7/w-1", "7/w-1", None)
     twice = (("device-id", "w-1"), ("device-id", "w-1"))
     assert isinstance(of(mapper, "gw/7/up", user=twice), Route)
@@ -46,7 +46,7 @@ def test_the_device_is_what_a_user_property_says() -> None:
 
 def test_rules_without_fields_have_their_route_from_the_topic_alone() -> None:
     plain = TopicRule(name="plain", filter="plain/+device", topic="plain", device="{device}")
-    mapper = Mapper(IngestSettings(rules=(rule(), plain)))
+    mapper = Mapper(IngestSettings(routes=(rule(), plain)))
     assert isinstance(mapper.route("plain/w-1"), Route)
     assert mapper.route("gw/7/up") is mapper.route("gw/7/up")
 
@@ -69,7 +69,7 @@ def test_rules_without_fields_have_their_route_from_the_topic_alone() -> None:
     ],
 )
 def test_a_message_without_its_device_says_why(payload: bytes, user: Any, why: str) -> None:
-    refused = of(Mapper(IngestSettings(rules=(rule(),))), "gw/7/up", payload, user)
+    refused = of(Mapper(IngestSettings(routes=(rule(),))), "gw/7/up", payload, user)
     assert isinstance(refused, NoRoute)
     assert why in refused.reason
     assert refused.local == "up"
@@ -85,7 +85,7 @@ def test_a_message_without_its_device_says_why(payload: bytes, user: Any, why: s
     ],
 )
 def test_a_user_property_that_is_missing_or_ambiguous_is_no_device(user: Any, why: str) -> None:
-    refused = of(Mapper(IngestSettings(rules=(rule(device="{user:device-id}"),))), "gw/7/up", UP, user)
+    refused = of(Mapper(IngestSettings(routes=(rule(device="{user:device-id}"),))), "gw/7/up", UP, user)
     assert isinstance(refused, NoRoute)
     assert why in refused.reason
 
@@ -93,15 +93,15 @@ def test_a_user_property_that_is_missing_or_ambiguous_is_no_device(user: Any, wh
 @pytest.mark.parametrize("name", ["a/b", "+", "#", "a\0"])
 def test_h8_a_device_that_is_no_level_has_no_command_topic(name: str) -> None:
     payload = json.dumps({"deviceInfo": {"devEui": name}}).encode()
-    with_commands = Mapper(IngestSettings(rules=(rule(command_topic="down/{device}"),)))
+    with_commands = Mapper(IngestSettings(routes=(rule(command_topic="down/{device}"),)))
     refused = of(with_commands, "gw/7/up", payload)
     assert isinstance(refused, NoRoute)
     assert "is not valid in a level" in refused.reason
-    assert isinstance(of(Mapper(IngestSettings(rules=(rule(),))), "gw/7/up", payload), Route)
+    assert isinstance(of(Mapper(IngestSettings(routes=(rule(),))), "gw/7/up", payload), Route)
 
 
 def test_h8_commands_of_devices_in_payloads_are_seen_by_the_loop_check() -> None:
-    (problem,) = mapping_problems(IngestSettings(rules=(rule(command_topic="gw/{device}/up"),)))
+    (problem,) = mapping_problems(IngestSettings(routes=(rule(command_topic="gw/{device}/up"),)))
     assert "ingest would receive commands" in problem
 
 
@@ -121,26 +121,26 @@ def test_h8_commands_of_devices_in_payloads_are_seen_by_the_loop_check() -> None
     ],
 )
 def test_a_rule_with_a_wrong_field_is_refused(changes: dict[str, str], words: str) -> None:
-    (problem,) = mapping_problems(IngestSettings(rules=(rule(**changes),)))
+    (problem,) = mapping_problems(IngestSettings(routes=(rule(**changes),)))
     assert words in problem
 
 
 def test_two_rules_whose_devices_could_be_one_are_refused() -> None:
     other = TopicRule(name="other", filter="other/+device", topic="up", device="{device}")
-    (problem,) = mapping_problems(IngestSettings(rules=(rule(), other)))
+    (problem,) = mapping_problems(IngestSettings(routes=(rule(), other)))
     assert "under one key" in problem
-    assert mapping_problems(IngestSettings(rules=(rule(), other.model_copy(update={"shared": True})))) == []
+    assert mapping_problems(IngestSettings(routes=(rule(), other.model_copy(update={"shared": True})))) == []
 
 
 def test_a_payload_over_pulsar_s_limit_is_not_searched() -> None:
-    mapper = Mapper(IngestSettings(rules=(rule(),), max_message_bytes=128 * 1024))
+    mapper = Mapper(IngestSettings(routes=(rule(),), limits={"message_size": "128KiB"}))
     refused = of(mapper, "gw/7/up", b" " * 200_000 + UP)
     assert isinstance(refused, NoRoute)
     assert "not searched" in refused.reason
 
 
 def test_explain_says_that_each_message_decides_and_shows_one() -> None:
-    settings_ = Settings(ingest=IngestSettings(rules=(rule(command_topic="gw/{gateway}/down/{device}"),)))
+    settings_ = Settings(ingest=IngestSettings(routes=(rule(command_topic="gw/{gateway}/down/{device}"),)))
     explanation = explanation_of(settings_, "gw/7/up")
     assert explanation["outcome"] == "written, with key and device from each message"
     assert explanation["key"] == explanation["device"] == "{json:$.deviceInfo.devEui}"

@@ -96,4 +96,4 @@ def test_the_parts_of_a_filter_s_topics_cover_all_that_it_matches(text: str, lev
 
 def test_subscriptions_leave_out_what_another_covers() -> None:
     rules = [TopicRule(name=f"r{n}", filter=f) for n, f in enumerate(["a/b/+x", "a/#rest", "a/+y/c", "a", "+z/b"])]
-    assert subscriptions(IngestSettings(rules=tuple(rules))) == ("a/#", "+/b")
+    assert subscriptions(IngestSettings(routes=tuple(rules))) == ("a/#", "+/b")

@@ -143,14 +143,14 @@ def test_the_setting_names_every_preset() -> None:
 
 def test_a_rule_of_one_s_own_replaces_the_preset_s() -> None:
     own = TopicRule(name="tasmota-status", filter="stat/+device/RESULT", topic="results", device="{device}")
-    ingest = IngestSettings(rules=(own,), presets=("tasmota",))
-    assert [rule.name for rule in ingest.all_rules] == [
+    ingest = IngestSettings(routes=(own,), presets=("tasmota",))
+    assert [rule.name for rule in ingest.all_routes] == [
         "tasmota-status",
         "tasmota-telemetry",
         "tasmota-discovery",
     ]
-    assert ingest.all_rules[0] is own
-    assert [ingest.preset_of(rule.name) for rule in ingest.all_rules] == [None, "tasmota", "tasmota"]
+    assert ingest.all_routes[0] is own
+    assert [ingest.preset_of(rule.name) for rule in ingest.all_routes] == [None, "tasmota", "tasmota"]
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
@@ -160,7 +160,7 @@ def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
 
 def test_problems_with_a_preset_s_rules_name_the_preset() -> None:
     clash = TopicRule(name="mine", filter="mine/+device", topic="chirpstack", device="{device}")
-    (problem,) = mapping_problems(IngestSettings(rules=(clash,), presets=("chirpstack",)))
+    (problem,) = mapping_problems(IngestSettings(routes=(clash,), presets=("chirpstack",)))
     assert "mine and chirpstack could write" in problem
     loop = mapping_problems(IngestSettings(presets=("tasmota",), filters=("cmnd/#",)))
     assert any("ingest would receive commands" in p for p in loop)
@@ -186,7 +186,7 @@ def test_explain_names_the_preset_and_where_a_reading_says_its_id() -> None:
 def test_ids_and_times_are_where_the_documentation_shows_them(
     preset: str, rule: str, payload: Any, found: list[Any]
 ) -> None:
-    (one,) = [r for r in load_preset(preset).rules if r.name == rule]
+    (one,) = [r for r in load_preset(preset).routes if r.name == rule]
     places = [text.strip("{}") for text in (one.reading_id, one.reading_time) if text is not None]
     fields = [MessageField.parse(*place.split(":", 1)) for place in places]
     assert list(read_fields(fields, json.dumps(payload).encode(), ()).values()) == found
@@ -194,5 +194,5 @@ def test_ids_and_times_are_where_the_documentation_shows_them(
 
 def test_the_field_of_an_id_must_be_in_the_message() -> None:
     rule = TopicRule(name="r", filter="a/+device", reading_id="{device}")
-    (problem,) = mapping_problems(IngestSettings(rules=(rule,)))
+    (problem,) = mapping_problems(IngestSettings(routes=(rule,)))
     assert "reading_id '{device}': name a field of each message" in problem

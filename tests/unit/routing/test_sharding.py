@@ -30,9 +30,9 @@ from pulsebridge.workers.restarts import Restarts, Wait
 PULSAR = PulsarSettings()
 
 
-def ingest(*filters: str, rules: tuple[TopicRule, ...] = (), **fields: object) -> IngestSettings:
+def ingest(*filters: str, routes: tuple[TopicRule, ...] = (), **fields: object) -> IngestSettings:
     given = {"resume_topic": None} | fields
-    return IngestSettings(filters=filters, rules=rules, **given)  # type: ignore[arg-type]
+    return IngestSettings(filters=filters, routes=routes, **given)  # type: ignore[arg-type]
 
 
 LINES = TopicRule(name="plant", filter="plant/+line/+device/#rest", device="{line}/{device}")
@@ -48,7 +48,7 @@ def test_a_shard_is_a_number_or_the_host_s() -> None:
 
 
 def test_each_group_of_filters_has_a_session_and_each_session_one_worker() -> None:
-    settings = ingest("plant/a/#", "plant/b/#", "plant/c/#", rules=(LINES,), shard="0/2")
+    settings = ingest("plant/a/#", "plant/b/#", "plant/c/#", routes=(LINES,), shard="0/2")
     assert sessions("pb", settings, PULSAR) == {
         "pb-0": ("plant/a/#",), "pb-1": ("plant/b/#",), "pb-2": ("plant/c/#",),
     }  # fmt: skip
@@ -61,13 +61,13 @@ def test_each_group_of_filters_has_a_session_and_each_session_one_worker() -> No
 
 def test_requests_to_resume_are_read_by_one_session_whatever_the_count_of_workers() -> None:
     asks = {"resume_topic": "pulsebridge/resume/+device"}
-    alone = ingest("plant/#", rules=(LINES,), **asks)
+    alone = ingest("plant/#", routes=(LINES,), **asks)
     assert sessions("pb", alone, PULSAR) == {"pb": ("plant/#", "pulsebridge/resume/+")}
     assert sessions("pb", ingest("#", **asks), PULSAR) == {"pb": ("#",)}  # that brings them, too
     for shard in ("0/1", "1/2", "1/3"):
-        found = sessions("pb", ingest("plant/a/#", "plant/b/#", "c/#", rules=(LINES,), shard=shard, **asks), PULSAR)
+        found = sessions("pb", ingest("plant/a/#", "plant/b/#", "c/#", routes=(LINES,), shard=shard, **asks), PULSAR)
         assert [name for name, filters in found.items() if "pulsebridge/resume/+" in filters] == ["pb-0"]
-    shared = ingest("plant/#", rules=(LINES,), share="g", **asks)
+    shared = ingest("plant/#", routes=(LINES,), share="g", **asks)
     assert sessions("pb", shared, PULSAR)["pb"][1] == "$share/g/pulsebridge/resume/+"
 
 
@@ -77,7 +77,7 @@ def test_another_number_of_workers_deals_the_same_sessions(count: int, more: int
     filters = tuple(f"plant/{n}/#" for n in range(8))
 
     def dealt(workers: int) -> list[str]:
-        shards = [ingest(*filters, rules=(LINES,), shard=f"{i}/{workers}") for i in range(workers)]
+        shards = [ingest(*filters, routes=(LINES,), shard=f"{i}/{workers}") for i in range(workers)]
         return sorted(name for one in shards for name in own_sessions("pb", one, PULSAR))
 
     assert dealt(count) == dealt(more) == sorted(f"pb-{n}" for n in range(8))
@@ -85,18 +85,18 @@ def test_another_number_of_workers_deals_the_same_sessions(count: int, more: int
 
 def test_filters_that_share_a_device_stay_together() -> None:
     rule = TopicRule(name="plant", filter="plant/+device/+metric", device="{device}")
-    assert split(ingest("plant/+/t", "plant/+/h", rules=(rule,)), PULSAR, 1) == [("plant/+/t", "plant/+/h")]
+    assert split(ingest("plant/+/t", "plant/+/h", routes=(rule,)), PULSAR, 1) == [("plant/+/t", "plant/+/h")]
     # The device does not name the line, so the same device may be on both.
-    assert len(split(ingest("plant/a/#", "plant/b/#", rules=(DEVICES,)), PULSAR, 1)) == 1
-    assert len(split(ingest("plant/a/#", "plant/b/#", rules=(LINES,)), PULSAR, 2)) == 2
+    assert len(split(ingest("plant/a/#", "plant/b/#", routes=(DEVICES,)), PULSAR, 1)) == 1
+    assert len(split(ingest("plant/a/#", "plant/b/#", routes=(LINES,)), PULSAR, 2)) == 2
     # Other Pulsar topics: no order between them.
     topics = DEVICES.model_copy(update={"topic": "{line}"})
-    assert len(split(ingest("plant/a/#", "plant/b/#", rules=(topics,)), PULSAR, 2)) == 2
+    assert len(split(ingest("plant/a/#", "plant/b/#", routes=(topics,)), PULSAR, 2)) == 2
     # Without a rule the key is the MQTT topic.
     assert len(split(ingest("a/#", "b/+", "c"), PULSAR, 3)) == 3
     # A device that each message names may be on any line.
     gateways = TopicRule(name="gw", filter="gw/+/up", topic="gw", device="{json:$.id}")
-    assert len(split(ingest("gw/1/up", "gw/2/up", "x/#", rules=(gateways,)), PULSAR, 2)) == 2
+    assert len(split(ingest("gw/1/up", "gw/2/up", "x/#", routes=(gateways,)), PULSAR, 2)) == 2
 
 
 def test_too_few_groups_and_overlaps_are_refused_with_the_remedy() -> None:
@@ -150,7 +150,7 @@ RULES = st.sampled_from(
 @settings(deadline=None, max_examples=300)
 @given(RULES, st.lists(FILTERS, min_size=2, max_size=4, unique=True))
 def test_no_pulsar_topic_and_key_is_reached_by_two_sessions(rule: TopicRule, filters: list[str]) -> None:
-    settings = ingest(*filters, rules=(rule,))
+    settings = ingest(*filters, routes=(rule,))
     try:
         divided = split(settings, PULSAR, 1)
     except ConfigError:

@@ -82,7 +82,7 @@ def test_the_origin_names_the_alias_and_stronger_layers_win() -> None:
         ({"brokerMqttServiceURLTLS": "mqtt://b"}, "should be like mqtts://broker.example:8883"),
         ({"brokerMqttServiceURL": "mqtt://b:port"}, "should be like mqtt://"),
         ({"brokerMqttServiceURL": "mqtt://b/path"}, "should be like mqtt://"),
-        ({"mqttServicePort": "many"}, "mqtt.port: should be a valid integer"),
+        ({"mqttServicePort": "many"}, "mqtt.port: should be a whole number"),
         (
             {"mqttServicePort": 1, "mqtt": {"port": 2}},
             "mqtt.port: given twice, also as mqttServicePort; keep one",

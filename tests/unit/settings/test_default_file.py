@@ -8,7 +8,7 @@ import yaml
 
 from bridge.settings import Settings
 from bridge.settings.default_file import default_yaml
-from bridge.settings.fields import leaves
+from bridge.settings.fields import is_common, leaves
 from bridge.settings.loading import conf_path, load_with_origins
 
 
@@ -32,17 +32,17 @@ def test_every_setting_has_a_description_and_secrets_have_no_default() -> None:
         assert field.description.rstrip().endswith((".", ")")), f"{'.'.join(path)}: the description is no sentence"
 
 
-def test_times_and_sizes_say_their_unit() -> None:
-    for path, field in leaves(Settings):
-        if path[-1].endswith("_s"):
-            assert "second" in (field.description or ""), (
-                f"{'.'.join(path)} is in seconds, its description does not say so"
-            )
+def test_the_short_list_has_the_common_settings_only(tmp_path: Path) -> None:
+    file = tmp_path / "common.yaml"
+    file.write_text(default_yaml(common=True), encoding="utf-8")
+    got = load_with_origins(file, environ={})
+    assert got.settings == Settings()
+    assert set(got.origins) == {".".join(path) for path, field in leaves(Settings) if is_common(field)}
 
 
 def test_the_commented_fields_of_rules_are_yaml_too() -> None:
     text = default_yaml()
-    start = text.index("  #  - name", text.index("\n  rules:"))
+    start = text.index("  #  - name", text.index("\n  routes:"))
     lines = [line[3:] for line in text[start:].splitlines() if line.startswith(("  #  - ", "  #    "))]
     assert yaml.safe_load("\n".join(lines))[0].keys() >= {
         "name",

@@ -91,7 +91,7 @@ def test_pods_match_the_settings(which: tuple[str, str], settings: Settings) -> 
     assert container["readinessProbe"]["httpGet"]["path"] in ("/healthz", "/readyz")
     mounts = {m["mountPath"] for m in container["volumeMounts"]}
     assert {SECRETS, "/etc/pulsebridge/pulsebridge.yaml"} <= mounts
-    longest = max(settings.ingest.drain_s, settings.push.drain_s) + CLOSE_S
+    longest = max(settings.ingest.drain, settings.push.drain) + CLOSE_S
     assert longest <= 25 < spec["terminationGracePeriodSeconds"]
     labels = document["spec"]["template"]["metadata"]["labels"]
     budget = documents()["PodDisruptionBudget", which[1]]["spec"]["selector"]["matchLabels"]
@@ -125,7 +125,7 @@ def unit(path: Path) -> configparser.RawConfigParser:
 @pytest.mark.parametrize("path", UNITS, ids=lambda p: p.name)
 def test_units_drain_in_time_and_are_confined(path: Path) -> None:
     service = unit(path)["Service"]
-    assert int(service["TimeoutStopSec"]) > Settings().ingest.drain_s + CLOSE_S
+    assert int(service["TimeoutStopSec"]) > Settings().ingest.drain + CLOSE_S
     assert (service["KillSignal"], service["Restart"], service["RestartPreventExitStatus"]) == (
         "SIGTERM", "on-failure", "2",
     )  # fmt: skip

@@ -31,12 +31,12 @@ def test_a_link_overrides_what_it_names_even_by_null_and_inherits_the_rest() -> 
         {"name": "south", "host": "s", "username": None, "password": None},
         username="u",
         password="p",
-        keep_alive_s=7,
+        keep_alive="7s",
     ).links()
     assert list(made) == ["north", "south"]
     assert (made["north"].host, made["north"].client_id, made["north"].username) == ("n", "n-1", "u")
     assert (made["south"].host, made["south"].client_id, made["south"].username) == ("s", "pulsebridge", None)
-    assert made["north"].keep_alive_s == made["south"].keep_alive_s == 7
+    assert made["north"].keep_alive == made["south"].keep_alive == 7
 
 
 @pytest.mark.parametrize(

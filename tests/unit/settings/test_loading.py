@@ -48,20 +48,20 @@ def problems(file: object = None, environ: Mapping[str, str] | None = None, sets
 
 
 def test_each_layer_wins_over_the_weaker_ones() -> None:
-    layers = ({"mqtt": {"host": "file", "port": 1, "keep_alive_s": 11, "client_id": "file"}},)
+    layers = ({"mqtt": {"host": "file", "port": 1, "keep_alive": "11s", "client_id": "file"}},)
     environ = {
         "PULSEBRIDGE_MQTT__PORT": "2",
-        "PULSEBRIDGE_MQTT__KEEP_ALIVE_S": "12",
+        "PULSEBRIDGE_MQTT__KEEP_ALIVE": "12s",
         "PULSEBRIDGE_MQTT__CLIENT_ID": "e",
     }
-    got = loaded(*layers, environ, ("mqtt.keep_alive_s=13", "mqtt.client_id=set"), mqtt__client_id="flag")
+    got = loaded(*layers, environ, ("mqtt.keep_alive=13s", "mqtt.client_id=set"), mqtt__client_id="flag")
     mqtt = got.settings.mqtt
-    assert (mqtt.host, mqtt.port, mqtt.keep_alive_s, mqtt.client_id) == ("file", 2, 13, "flag")
-    assert mqtt.connect_timeout_s == Settings().mqtt.connect_timeout_s
+    assert (mqtt.host, mqtt.port, mqtt.keep_alive, mqtt.client_id) == ("file", 2, 13, "flag")
+    assert mqtt.connect_timeout == Settings().mqtt.connect_timeout
     assert got.origins == {
         "mqtt.host": "file given.yaml",
         "mqtt.port": "environment PULSEBRIDGE_MQTT__PORT",
-        "mqtt.keep_alive_s": "--set",
+        "mqtt.keep_alive": "--set",
         "mqtt.client_id": "flag",
     }
 
@@ -89,7 +89,7 @@ def test_all_problems_are_listed_at_once_with_path_and_origin() -> None:
         {
             "mqtt": {"hots": "x", "port": 99999},
             "pulser": {},
-            "ingest": {"rules": [{"name": "a", "filter": "b", "topik": 1}]},
+            "ingest": {"routes": [{"name": "a", "filter": "b", "topik": 1}]},
         },
         {"PULSEBRIDGE_PULSAR__PARTITIONS": "many"},
         ("push.windo=3", "nonsense"),
@@ -97,12 +97,11 @@ def test_all_problems_are_listed_at_once_with_path_and_origin() -> None:
     assert sorted(found) == sorted([
         "mqtt.hots: unknown setting; did you mean mqtt.host? (file given.yaml)",
         "pulser: unknown setting; did you mean pulsar? (file given.yaml)",
-        "push.windo: unknown setting; did you mean push.window? (--set)",
+        "push.windo: unknown setting; did you mean push.limits.window? (--set)",
         "--set nonsense: not of the form path=value, for example mqtt.host=127.0.0.1",
         "mqtt.port: should be less than or equal to 65535, not 99999 (file given.yaml)",
-        "ingest.rules.0.topik: unknown setting; did you mean ingest.rules.0.topic? (file given.yaml)",
-        "pulsar.partitions: should be a valid integer, unable to parse string as an integer, not 'many' "
-        "(environment PULSEBRIDGE_PULSAR__PARTITIONS)",
+        "ingest.routes.0.topik: unknown setting; did you mean ingest.routes.0.topic? (file given.yaml)",
+        "pulsar.partitions: should be a whole number, not 'many' (environment PULSEBRIDGE_PULSAR__PARTITIONS)",
     ])  # fmt: skip
 
 
@@ -156,12 +155,12 @@ def test_a_secret_may_come_from_a_file_of_its_own(layer: str) -> None:
 
 def test_problems_of_topic_rules_are_listed_beside_all_others() -> None:
     rules = [{"name": "a", "filter": "#/x"}, {"name": "b", "filter": "x/+y", "namespace": "acme/site"}]
-    lines = problems({"ingest": {"rules": rules}, "mqtt": {"port": 0}, "push": {"nothing": 1}})
+    lines = problems({"ingest": {"routes": rules}, "mqtt": {"port": 0}, "push": {"nothing": 1}})
     assert [line.split(" ")[0] for line in lines] == [
         "push.nothing:",
         "mqtt.port:",
-        "ingest.rules.0",
-        "ingest.rules.1",
+        "ingest.routes.0",
+        "ingest.routes.1",
     ]
     assert all(line.endswith("(file given.yaml)") for line in lines)
 
@@ -203,8 +202,8 @@ def test_numbers_that_encode_words_are_words() -> None:
 
 def test_lists_come_as_yaml_in_the_environment_and_in_set() -> None:
     rule = '[{"name": "a", "filter": "plant/+line/#"}]'
-    for got in (loaded(environ={"PULSEBRIDGE_INGEST__RULES": rule}), loaded(sets=(f"ingest.rules={rule}",))):
-        assert [r.filter for r in got.settings.ingest.rules] == ["plant/+line/#"]
+    for got in (loaded(environ={"PULSEBRIDGE_INGEST__ROUTES": rule}), loaded(sets=(f"ingest.routes={rule}",))):
+        assert [r.filter for r in got.settings.ingest.routes] == ["plant/+line/#"]
 
 
 @pytest.mark.parametrize("text", ["[", "just words", "- a\n- list\n"])
@@ -264,7 +263,7 @@ def test_qos_2_is_refused_with_the_safe_way(source: tuple[dict[str, object], dic
         "mqtt.client_id",
         "mqtt.former_client_ids",
         "ingest.links",
-        "push.groups",
+        "push.groups.declared",
     ],
 )
 def test_h35_names_in_the_settings_have_the_one_limit_of_names(setting: str) -> None:
@@ -272,7 +271,7 @@ def test_h35_names_in_the_settings_have_the_one_limit_of_names(setting: str) -> 
     values: dict[str, object] = {
         "mqtt.former_client_ids": [name],
         "ingest.links": [{"name": "north", "client_id": name}],
-        "push.groups": [{"name": "all", "devices": ["a", name]}],
+        "push.groups.declared": [{"name": "all", "devices": ["a", name]}],
     }
     load(None, {setting: values.get(setting, name)})
     with pytest.raises(ConfigError, match="has 18 bytes, max_name_bytes is 17"):

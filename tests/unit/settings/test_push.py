@@ -10,10 +10,10 @@ from bridge.settings.loading import load
 
 @pytest.mark.parametrize("silence_s", [0, 60, 3600])
 def test_a_silence_that_what_is_noted_can_tell_is_taken(silence_s: int) -> None:
-    assert load(None, [f"push.silence_s={silence_s}"]).push.silence_s == silence_s
+    assert load(None, [f"push.presence.silence={silence_s}s"]).push.presence.silence == silence_s
 
 
 def test_a_silence_shorter_than_what_is_noted_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"records a publishing device every 30 s .*at least twice that"):
-        load(None, ["push.silence_s=59"])
-    assert load(None, ["push.silence_s=59", "ingest.presence_every_s=20"]).push.silence_s == 59
+    with pytest.raises(ConfigError, match=r"records a publishing device every 30s .*at least twice that"):
+        load(None, ["push.presence.silence=59s"])
+    assert load(None, ["push.presence.silence=59s", "ingest.presence_interval=20s"]).push.presence.silence == 59

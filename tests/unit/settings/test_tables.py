@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from bridge.settings import Settings
-from bridge.settings.presets import declared_readings, declared_tables, load_preset, preset_names
+from bridge.settings.presets import declared_decoders, declared_tables, load_preset, preset_names
 from bridge.settings.tables import Decoding, TableDeclaration, path_steps
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="'\"[]"), min_size=1)
@@ -94,9 +94,9 @@ def test_tables_are_ones_own_then_those_of_the_presets_that_none_replaces() -> N
 def test_readings_are_taken_by_ones_own_decodings_then_by_those_of_presets_then_as_they_are() -> None:
     own = [{"filter": "a/b", "format": "none"}, {"filter": "zigbee2mqtt/#", "time": "$.t"}]
     settings = Settings.model_validate(
-        {"ingest": {"presets": ["zigbee2mqtt", "tasmota"]}, "streaming": {"readings": own}}
+        {"ingest": {"presets": ["zigbee2mqtt", "tasmota"]}, "streaming": {"decoders": own}}
     )
-    assert [one.filter for one in declared_readings(settings)] == [
+    assert [one.filter for one in declared_decoders(settings)] == [
         "a/b",
         "zigbee2mqtt/#",
         "tasmota/discovery/#",
@@ -107,7 +107,7 @@ def test_readings_are_taken_by_ones_own_decodings_then_by_those_of_presets_then_
         ([{"filter": "a", "fields": "t int"}], "declare fields under tables"),
     ):
         with pytest.raises(ValidationError, match=re.escape(words)):
-            Settings.model_validate({"streaming": {"readings": wrong}})
+            Settings.model_validate({"streaming": {"decoders": wrong}})
 
 
 @pytest.mark.parametrize("name", preset_names())

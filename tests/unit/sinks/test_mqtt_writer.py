@@ -35,7 +35,7 @@ def publish(row: int, payload: bytes = b"p", *, qos: int = 1, retain: bool = Fal
 
 
 def written(broker: RawBroker, rows: Sequence[Publish | BadRow], **changes: object) -> tuple[int, int]:
-    settings = MqttSettings(port=broker.port, protocol="5", client_id="pb-sink", reconnect_min_s=0.01)
+    settings = MqttSettings(port=broker.port, protocol="5", client_id="pb-sink", reconnect_min="10ms")
     options = MqttOptions(settings, None, DEAD, **{"send_timeout_s": 20.0} | changes)  # type: ignore[arg-type]
     return write(rows, options, FIVE)
 

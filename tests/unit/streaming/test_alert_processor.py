@@ -17,7 +17,7 @@ from streaming.alert_processor import OUTPUT, STATE, AlertProcessor
 
 MINUTE = 60_000
 LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, clear=80)
-QUIET = AlertRule(name="quiet", kind="silence", after_minutes=10)
+QUIET = AlertRule(name="quiet", kind="silence", after="10m")
 
 
 def row(name: str, value: float | None, minute: float, topic: str | None = "devices/d/commands") -> Row:

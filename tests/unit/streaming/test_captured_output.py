@@ -40,5 +40,5 @@ def test_what_a_child_prints_is_in_the_file_and_our_log_on_the_console(
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"streaming\.spark_log"), printing_to(tmp_path / "file" / "log"):
+    with pytest.raises(ConfigError, match=r"streaming\.spark\.log"), printing_to(tmp_path / "file" / "log"):
         pass

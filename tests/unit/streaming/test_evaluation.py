@@ -15,13 +15,15 @@ from bridge.settings.alert_rules import AlertRule
 from streaming.evaluation import Alert, DeviceState, Reading, command_id, due_us, evaluate, forgotten, silent
 
 LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, message="{value} {unit} under {limit}")
-HIGH = AlertRule(name="high", metric="glucose", kind="above", limit=180, clear=160, for_minutes=10, notify_cleared=True)
+HIGH = AlertRule(
+    name="high", metric="glucose", kind="above", limit=180, clear=160, **{"for": "10m"}, notify_cleared=True
+)
 FALL = AlertRule(name="fall", metric="glucose", kind="falling", per_minute=3, message="{rate} from {previous}")
 STEEP = AlertRule(
-    name="steep", metric="glucose", kind="rising", per_minute=2, over_minutes=20, clear=1,
+    name="steep", metric="glucose", kind="rising", per_minute=2, over="20m", clear=1,
     notify_cleared=True, message="{rate} a minute", cleared_message="{rate} only",
 )  # fmt: skip
-QUIET = AlertRule(name="quiet", kind="silence", after_minutes=10)
+QUIET = AlertRule(name="quiet", kind="silence", after="10m")
 ALL = (LOW, HIGH, FALL, STEEP, QUIET)
 MINUTE = 60_000_000
 START = 21_156_480 * MINUTE  # 2010-03-24

@@ -50,7 +50,7 @@ def test_what_is_not_packed_is_refused(kind: str, payload: bytes) -> None:
 def test_expansion_stops_at_the_limit(kind: str) -> None:
     assert len(expand(packed(kind, bytes(LIMIT)), kind, LIMIT)) == LIMIT
     for bomb in (bytes(LIMIT + 1), bytes(300_000_000)):
-        with pytest.raises(ValueError, match="more than max_bytes, 100000"):
+        with pytest.raises(ValueError, match="more than max_size, 100000"):
             expand(packed(kind, bomb), kind, LIMIT)
 
 

@@ -44,7 +44,7 @@ def test_what_json_has_is_the_same_after_cbor(value: object) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_document_or_a_fault_in_words(payload: bytes) -> None:
     for form in ({"format": "cbor"}, {"format": "protobuf", "message": "t.Reading", "descriptor_set": SET}):
-        found = unpacker(decoder(**form, max_bytes=1000))(payload, HERE)
+        found = unpacker(decoder(**form, max_size="1000B"))(payload, HERE)
         assert (found.document is None) != (found.fault is None)
         assert found.document is None or json.loads(found.document) is not ...
 
@@ -67,13 +67,13 @@ def test_two_keys_that_would_be_one_are_refused() -> None:
 
 
 def test_a_payload_that_refers_to_itself_or_grows_is_a_fault() -> None:
-    cbor = unpacker(decoder(format="cbor", max_bytes=10_000))
+    cbor = unpacker(decoder(format="cbor", max_size="10000B"))
     grown: object = ["x" * 10]
     for _ in range(30):
         grown = [grown, grown]
     itself = b"\xd8\x1c\x81\xd8\x1d\x00"
     for payload, words in (
-        (cbor2.dumps(grown, value_sharing=True), "larger than max_bytes, 10000"),
+        (cbor2.dumps(grown, value_sharing=True), "larger than max_size, 10000"),
         (itself, "nested deeper than max_depth, 64"),
         (b"\x81" * 5000 + b"\x00", "nested deeper than max_depth, 64"),
         (b"\x9b" + b"\xff" * 8, "premature end"),
