@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bridge.push.states import (
@@ -56,7 +58,9 @@ def test_the_cursor_passes_only_what_needs_no_push() -> None:
         assert CommandEvent.PUSH not in COMMAND_TABLE[state]
 
 
-def test_the_drawing_shows_each_transition() -> None:
+def test_the_drawing_shows_each_transition_and_is_in_the_documentation() -> None:
+    document = Path(__file__).resolve().parents[3] / "ARCHITECTURE.md"
+    assert draw_tables() in document.read_text(encoding="utf-8")
     for drawn, table in zip(draw_tables().split("\n\n"), (DEVICE_TABLE, COMMAND_TABLE), strict=True):
         rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in drawn.splitlines() if "**" in line}
         for state, row in table.items():
