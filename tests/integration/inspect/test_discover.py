@@ -80,7 +80,7 @@ def test_the_command_prints_json_at_ctrl_c_and_needs_no_pulsar(stack: LocalStack
     out = output_after_twenty_messages(process, mqtt, f"{root}/#", topics, b'{"glucose": 90}')
     report = json.loads(out)
     assert 0 < report["messages"] <= 20
-    assert report["rules"][0]["filter"].startswith(f"{root}/+device")
+    assert report["routes"][0]["filter"].startswith(f"{root}/+device")
     assert mapping_problems(IngestSettings.model_validate(yaml.safe_load(report["yaml"])["ingest"])) == []
     assert report["tree"][0]["level"] == root
     (table,) = Settings.model_validate(yaml.safe_load(report["yaml"])).streaming.tables

@@ -27,4 +27,4 @@ def test_discover_reads_what_its_user_may_and_names_the_right_that_is_missing(
         dev.publish("plant/press-1/temperature", b"", retain=True)  # other tests read below plant/ too
         assert dev.flush()
     assert (report["messages"], report["retained"]) == (1, 1)
-    assert report["rules"][0]["filter"] == "plant/+device/+metric"
+    assert report["routes"][0]["filter"] == "plant/+device/+metric"
