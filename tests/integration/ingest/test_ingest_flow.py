@@ -118,14 +118,14 @@ def test_what_cannot_be_written_is_a_dead_letter_and_the_rest_flows(
         dead = poll_for(lambda: found if len(found := dead_letters(namespaces)) >= 3 else None, 30, "dead letters")
         for name, expected in (("received", 6), ("stored", 6), ("acked", 6), ("dead_letters", 3)):
             poll_for(lambda name=name, expected=expected: counter(name, mqtt.client_id) == expected, 10, name)  # type: ignore[misc]
-    reasons = {m.payload[:9]: m.envelope[contract.P_DEAD_REASON] for m in dead}
+    reasons = {m.payload[:9]: m.properties[contract.P_DEAD_REASON] for m in dead}
     assert "bytes, the limit is" in reasons[b"x" * 9]
     assert "ingest.limits.topics is 1" in reasons[b"one topic"]
     assert "no text for its key" in reasons[b"no device"]
     large = next(m for m in dead if m.payload[:1] == b"x")
     assert (large.key, len(large.payload)) == ("w-1", 100_000)
-    assert large.envelope[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
-    assert large.envelope[contract.P_TOPIC] == f"{root}/w-1/glucose"
+    assert large.properties[contract.P_DEAD_TOPIC] == namespaces.readings_topic("fleet")
+    assert large.properties[contract.P_TOPIC] == f"{root}/w-1/glucose"
 
 
 def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_is(
@@ -149,8 +149,8 @@ def test_h5_what_pulsar_does_not_take_is_kept_in_chunks_and_far_above_its_head_i
     assert contract.P_DEAD_LENGTH not in whole.properties
     assert head.payload == far_above[: len(head.payload)]
     assert len(head.payload) == HEAD_BYTES
-    assert head.envelope[contract.P_DEAD_LENGTH] == str(len(far_above))
-    assert head.envelope[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
+    assert head.properties[contract.P_DEAD_LENGTH] == str(len(far_above))
+    assert head.properties[contract.P_DEAD_SHA256] == hashlib.sha256(far_above).hexdigest()
     assert whole.key == head.key == "w-1"
     assert "error" in capsys.readouterr().out.split("only its head is kept")[0].rsplit("\n", 1)[-1]
 
@@ -182,10 +182,10 @@ def test_h6_retained_messages_come_once_over_restarts(
         assert dev.flush()
     found = stored(namespaces, "fleet")
     replayed = [m for m in found if m.properties.get(contract.P_RETAINED) == "1"]
-    assert sorted(m.envelope[contract.P_TOPIC] for m in replayed) == sorted(topics)
+    assert sorted(m.properties[contract.P_TOPIC] for m in replayed) == sorted(topics)
     assert [m.payload for m in found if m not in replayed] == [b"live"] * 4
     (deep,) = stored(namespaces, "more")
-    assert deep.envelope[contract.P_RETAINED] == "1"
+    assert deep.properties[contract.P_RETAINED] == "1"
 
 
 def test_retained_messages_can_be_skipped_and_live_ones_never_are(

@@ -43,7 +43,7 @@ def test_push_is_ready_while_it_owns_and_is_connected_and_a_standby_is_not(
             owner.await_ready()
             assert owner.value("pulsebridge_push_takeovers_total") == 1
             with proxy.away():
-                owner.await_missing("partition 0", "the MQTT broker is not connected")
+                owner.await_missing("partition 0", "MQTT is away")
                 assert owner.value("pulsebridge_ready") == 0
                 assert owner.value("pulsebridge_healthy") == 1
             owner.await_ready()

@@ -71,7 +71,7 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
             assert metrics.lost._value.get() == 0
             assert metrics.takeovers._value.get() == 1
     output = capsys.readouterr().out
-    assert "push lost the MQTT broker" in output
+    assert "MQTT is away" in output
     assert "another process owned it" not in output
 
 
