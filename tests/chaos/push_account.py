@@ -10,7 +10,7 @@ the logs of the devices, and the receipts. What may be repeated, and by what:
   ended (MQTT-4.4.0-1; Artemis does not set DUP).
   What it had sent to a connection that nobody read may come behind a marked copy that arrived as the device did: it
   returns to its queue when the connection is taken over, and meanwhile the new one gets what is new.
-- A receipt is written again after a kill (``bridge.push.live``, commit order), and the copy of a command that Pulsar's
+- A receipt is written again after a kill (``bridge.push.states``, commit order), and the copy of a command that Pulsar's
   client wrote twice is told of as ``duplicate``.
 """
 

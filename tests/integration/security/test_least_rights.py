@@ -133,7 +133,7 @@ def test_push_runs_with_the_rights_to_produce_and_consume_in_the_system_namespac
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.hearing._SAID", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
     admin = provisioned_for(pulsar, {"push": "bridge"})
     topic = f"commands/{uuid.uuid4().hex[:8]}"
     got: list[Message] = []
@@ -203,7 +203,7 @@ def test_push_that_may_not_ask_whether_anybody_is_subscribed_says_so_and_deliver
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.hearing._SAID", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
     admin = provisioned_for(pulsar, {"push": "bridge"})
     settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
     elsewhere = settings.push.model_copy(update={"answer_topic": "plant/answers"})

@@ -13,7 +13,7 @@ from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout, messag
 from bridge.pulsar.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
 from bridge.push.actions import FindCommands
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.request_log import Requests
+from bridge.push.request_log import RequestLog
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 
@@ -124,7 +124,7 @@ def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there
 
     monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", asked)
     client = cast(PulsarClient, Consumer(5, 2))
-    requests = Requests(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
+    requests = RequestLog(client, "resume", "commands", 0, most_found=9, post=print, failed=print)
     until = CommandPosition(3, 4, -1)
     (one,) = requests._search([FindCommands("d", 1, BEFORE_ALL, until)])
     assert list(one.ids[1::4]) == found
