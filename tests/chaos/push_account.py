@@ -10,7 +10,7 @@ the logs of the devices, and the receipts. What may be repeated, and by what:
   ended (MQTT-4.4.0-1; Artemis does not set DUP).
   A command that it had sent to a connection without a reader may come after a marked copy: it returns to its queue
   when the connection is taken over, and meanwhile the new connection gets new commands.
-- A receipt is written again after a kill (``bridge.push.live``, commit order), and the copy of a command that Pulsar's
+- A receipt is written again after a kill (``bridge.push.states``, commit order), and the copy of a command that Pulsar's
   client wrote twice has the receipt ``duplicate``.
 """
 
