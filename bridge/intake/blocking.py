@@ -15,6 +15,7 @@ results in a deque.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -66,6 +67,11 @@ class BlockingPolicy(NamedTuple):
     deadletter: bool = False
     blocked_s: float = 60.0
     owner: str = "pulsebridge"
+
+    @property
+    def ask_every_s(self) -> float:
+        """Time between questions to Pulsar about one partition, in seconds."""
+        return max(0.5, min(self.blocked_s / 4, 5.0))
 
 
 WAIT: Final = BlockingPolicy()
@@ -125,13 +131,11 @@ class Blocking:
         self._retired = retired
         self._released = released
         self._remake = remake
-        self._every_s = max(0.5, min(policy.blocked_s / 4, 5.0))
         self._results: deque[Callable[[float], None]] = deque()
         self._blocks: dict[str, Flow] = {}
         """Partitions with a block."""
-        self._polling = False
         self._due = 0.0
-        self._poll_due = 0.0
+        self._poll_due = 0.0  # infinite during a poll
         self._ending = threading.Event()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
 
@@ -148,7 +152,7 @@ class Blocking:
         if now < self._due or self._ending.is_set():
             return
         self._due = now + 0.5
-        asked = 0
+        asked, every_s = 0, self._policy.ask_every_s
         for flow in flows:
             if flow.phase != "open":
                 continue
@@ -161,7 +165,7 @@ class Blocking:
             ):
                 flow.phase = "blocking"
                 self._pool.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
-            elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, self._every_s):
+            elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, every_s):
                 asked += 1
                 self._pool.submit(self._ask, flow)
         if self._blocks:
@@ -186,8 +190,8 @@ class Blocking:
             if flow.phase == "releasing" and not flow.diverting:
                 flow.phase = "drained"
                 self._pool.submit(self._store_release, flow, flow.diverted)
-        if not self._polling and now >= self._poll_due:
-            self._polling = True
+        if now >= self._poll_due:
+            self._poll_due = math.inf
             self._pool.submit(self._poll, list(self._blocks))
 
     # --- the pool's results, on the loop thread ---
@@ -217,7 +221,6 @@ class Blocking:
         )
 
     def _polled(self, names: list[str], states: dict[str, dict[int, str]], now: float) -> None:
-        self._polling = False
         self._poll_due = now + _POLL_S
         for name in names:  # without partitions blocked since the request
             flow = self._blocks[name]
