@@ -143,8 +143,8 @@ class Intake:
         self._turn_count = 0
         self._turn_bytes = 0
         self._stalled = 0.0  # start of the stall, 0 without one
-        self.metrics.in_flight_limit.set(limit)
-        self.metrics.in_flight_limit_bytes.set(self._limit_bytes)
+        self.metrics.gauges["in_flight_limit"].set(limit)
+        self.metrics.gauges["in_flight_limit_bytes"].set(self._limit_bytes)
         self._next_report = self._report_every = 0.0
 
     @property
@@ -213,7 +213,7 @@ class Intake:
         self._turn_bytes += len(message.payload)
         target: _Target | NoRoute | LeftOut | None = self._targets.get(message.topic)
         if message.malformed:
-            self.metrics.malformed.inc()
+            self.metrics.counters["malformed"].inc()
             target = NoRoute(f"{DEAD_MALFORMED}{message.malformed}", "")
         elif target is None:
             target = self._target_of(message)
@@ -222,7 +222,7 @@ class Intake:
         if skip or isinstance(target, LeftOut) or from_push(message):
             reading.stored = True
             reason = target.reason if isinstance(target, LeftOut) else "retained" if skip else "command"
-            self.metrics.left_out[reason].inc()
+            self.metrics.by["left_out", reason].inc()
             return reason
         reading.payload = message.payload[:_REQUEST] if asks else message.payload
         reading.event_ms = time.time_ns() // 1_000_000
@@ -322,7 +322,7 @@ class Intake:
             properties_bytes=self._settings.ingest.limits.message_size // 4,
         )
         if len(reading.payload) < size:
-            self.metrics.cut.inc()
+            self.metrics.counters["cut"].inc()
             log.error(
                 "payload is too large for a dead letter, only its head is kept. Action: limit the size of messages",
                 link=self._link,
@@ -349,12 +349,12 @@ class Intake:
             for reading in stored:
                 self.in_flight_bytes -= reading.size + _READING_OVERHEAD
                 if reading.topic == self._dead_topic:
-                    self.metrics.dead_letters.inc()
-            self.metrics.stored.inc(len(stored))
+                    self.metrics.counters["dead_letters"].inc()
+            self.metrics.counters["stored"].inc(len(stored))
             self.metrics.store.observe(now - stored[0].arrived)
         if self._turn_count:
-            self.metrics.received.inc(self._turn_count)
-            self.metrics.received_bytes.inc(self._turn_bytes)
+            self.metrics.counters["received"].inc(self._turn_count)
+            self.metrics.counters["received_bytes"].inc(self._turn_bytes)
             self._turn_count = self._turn_bytes = 0
         return stored
 
@@ -365,12 +365,12 @@ class Intake:
     def watch(self, now: float, oldest: float | None) -> None:
         """Set the gauges and log stalls; call it each second. ``oldest`` is the oldest arrival, None without one."""
         age = 0.0 if oldest is None else now - oldest
-        self.metrics.oldest_unacked.set(age)
-        self.metrics.in_flight.set(self.in_flight)
-        self.metrics.in_flight_bytes.set(self.in_flight_bytes)
-        self.metrics.producers.set(self._producers.producers)
-        self.metrics.blocked.set(self._producers.diverting)
-        self.metrics.topics.set(self._mapper.topics)
+        self.metrics.gauges["oldest_unacked_seconds"].set(age)
+        self.metrics.gauges["in_flight"].set(self.in_flight)
+        self.metrics.gauges["in_flight_bytes"].set(self.in_flight_bytes)
+        self.metrics.gauges["producers"].set(self._producers.producers)
+        self.metrics.gauges["blocked_partitions"].set(self._producers.diverting)
+        self.metrics.gauges["topics"].set(self._mapper.topics)
         self.metrics.cache(self._mapper.misses, self._mapper.remembered)
         if self._mapper.forgets(now):
             self._targets.clear()

@@ -190,7 +190,7 @@ class PartitionProducers:
             flow, generation, reading, result = self._receipts.popleft()
             self._take_receipt(flow, generation, reading, result, now, stored)
         if self._good:
-            self._metrics.receipts["stored"].inc(self._good)
+            self._metrics.by["receipts", "stored"].inc(self._good)
             self._good = 0
         if self._retry_topics:
             for topic, (due, attempt) in list(self._retry_topics.items()):
@@ -249,7 +249,7 @@ class PartitionProducers:
                 flow.stall.progressed()
                 flow.trouble = ""
             else:
-                self._metrics.receipts["late"].inc()
+                self._metrics.by["receipts", "late"].inc()
             if unstored.waiting:
                 self._dirty.add(flow)
             return
@@ -260,7 +260,7 @@ class PartitionProducers:
             refused=names_a_message(result) and not flow.dead_letters,
             careful=name_of(result) == "ProducerQueueIsFull",
         )
-        self._metrics.receipts[verdict.name.lower()].inc()
+        self._metrics.by["receipts", verdict.name.lower()].inc()
         if verdict is Verdict.LATE:
             return
         if verdict is Verdict.REFUSED:
