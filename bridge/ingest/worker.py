@@ -90,8 +90,9 @@ class IngestWorker(LinkHandler):
         self._next_watch = 0.0
         self._losses = 0
         self._acknowledged = False  # in the previous turn
-        self._silence: float | None = None
-        """Time after which the first message is late, by the monotonic clock; infinite once a message has come."""
+        self._silence = math.inf
+        """Time after which the first message is late, by the monotonic clock."""
+        self._received = False
         self._credit = Credit(settings.ingest.limits.in_flight)
 
     @property
@@ -141,7 +142,7 @@ class IngestWorker(LinkHandler):
     def _ready(self, new: int) -> None:
         self.ready = True
         self._part.ready()
-        if self._silence is None and self.settings.ingest.silence_warning:
+        if not self._received and self._silence == math.inf and self.settings.ingest.silence_warning:
             self._silence = time.monotonic() + self.settings.ingest.silence_warning
         log.info("subscribed at the MQTT broker", filters=self._filters.names, new=new)
 
@@ -166,7 +167,7 @@ class IngestWorker(LinkHandler):
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Take the messages of one read; see the module's docstring."""
-        self._silence = math.inf
+        self._received = True
         self._credit.ended()
         readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
@@ -198,8 +199,8 @@ class IngestWorker(LinkHandler):
             self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
             if self.ready and not self.draining and self._credit.exhausted(now):
                 self._reconnect_with_more_credit()
-            if self._silence is not None and now >= self._silence:
-                self._silence = None
+            if now >= self._silence:
+                self._silence = math.inf
                 self._report_silence()
 
     def _reconnect_with_more_credit(self) -> None:
@@ -214,14 +215,15 @@ class IngestWorker(LinkHandler):
 
     def _report_silence(self) -> None:
         """Warn of filters that a broker may drop silently: Mosquitto's acl_file refuses no subscription."""
-        log.warning(
-            "no message has come since the subscription. Action: if devices publish, check that the MQTT broker "
-            f"lets {subscriber(self.settings.mqtt, self.link.client_id)} read the filters, or correct "
-            "ingest.routes and ingest.filters. Mosquitto's acl_file grants every subscription, then drops messages "
-            "silently",
-            filters=self._filters.names,
-            after_s=self.settings.ingest.silence_warning,
-        )
+        if not self._received:
+            log.warning(
+                "no message has come since the subscription. Action: if devices publish, check that the MQTT broker "
+                f"lets {subscriber(self.settings.mqtt, self.link.client_id)} read the filters, or correct "
+                "ingest.routes and ingest.filters. Mosquitto's acl_file grants every subscription, then drops messages "
+                "silently",
+                filters=self._filters.names,
+                after_s=self.settings.ingest.silence_warning,
+            )
 
     def next_in(self, now: float) -> float:
         """How long the loop may wait for bytes, in seconds."""
