@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 
@@ -38,23 +38,15 @@ from bridge.contract import (
 )
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
-from bridge.intake.stalls import Stall
-from bridge.pulsar.acks import Entry, ProducerQueue
+from bridge.intake.flow import Flow, Producer
+from bridge.pulsar.acks import Entry
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import ChunkingProducer, PulsarClient, our_errors
+from bridge.pulsar.client import PulsarClient, our_errors
 from bridge.pulsar.sending import Receipts, close_quietly
-from bridge.pulsar.wire.producer import BatchProducer
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "Producer", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "quota_of"]
 
 log = structlog.get_logger("ingest")
-
-Phase = Literal["open", "terminated", "blocking", "blocked", "releasing", "drained"]
-"""Messages of ``terminated`` and ``blocked`` partitions go to the dead letters. ``releasing`` and ``drained`` partitions
-keep theirs until a replay ends the block. A ``blocking`` partition is about to be blocked."""
-
-Producer: TypeAlias = BatchProducer | ChunkingProducer
-"""The producer of a partition: the first type for readings, the second for dead letters."""
 
 _POLL_S: Final = 2.0
 _PROBE_S: Final = 10.0
@@ -87,22 +79,6 @@ class _Note:
     event_ms: int = 0
 
 
-class Flow(Protocol):
-    """The messages and the producer of a partition, as ``bridge.intake.partition_producers`` keeps them."""
-
-    partition: str
-    unstored: ProducerQueue
-    producer: Producer | None
-    opening: bool
-    dead_letters: bool
-    phase: Phase
-    diverted: str
-    """The reason why its messages go to the dead letters."""
-    diverting: deque[Entry]
-    """Messages for the dead letters that may not be stored yet."""
-    stall: Stall
-
-
 class Blocking:
     """The blocked partitions of one worker.
 
@@ -118,8 +94,8 @@ class Blocking:
         *,
         dead_letter_topic: str,
         wake: Callable[[], None],
-        retired: Callable[[Any], None],
-        released: Callable[[Any], None],
+        retired: Callable[[Flow], None],
+        released: Callable[[Flow], None],
         remake: Callable[[str], None],
     ) -> None:
         self._client = client
