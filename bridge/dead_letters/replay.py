@@ -41,6 +41,10 @@ __all__ = ["Replayer", "Report"]
 
 _GROUP: Final = 100
 _GROUP_BYTES: Final = 8 * 1024 * 1024
+_CONFIRM_S: Final = 60.0
+"""Timeout for Pulsar's receipts of a group, in seconds."""
+_RELEASE_S: Final = 30.0
+"""Timeout for the confirmation of a worker, in seconds."""
 _LOCK: Final = "pulsebridge-replay"
 _PROCESS: Final = "pulsebridge.process"
 _LOCK_ATTEMPTS: Final = 5
@@ -66,8 +70,7 @@ class Report:
 class Replayer:
     """One run of a replay. ``mapper`` maps letters by the current rules; without it they go to their original topics.
 
-    ``confirm_s`` is the timeout for Pulsar's receipts of a group, ``release_s`` that for the confirmation of a worker,
-    both in seconds. ``report_line`` is called with a line for each event of interest.
+    ``report_line`` is called with a line for each event of interest.
     """
 
     def __init__(
@@ -78,8 +81,6 @@ class Replayer:
         *,
         mapper: Mapper | None = None,
         dry_run: bool = False,
-        confirm_s: float = 60.0,
-        release_s: float = 30.0,
         report_line: Callable[[str], None] = lambda _line: None,
     ) -> None:
         self._client = client
@@ -87,8 +88,6 @@ class Replayer:
         self._selection = selection
         self._mapper = mapper
         self._dry_run = dry_run
-        self._confirm_s = confirm_s
-        self._release_s = release_s
         self._report_line = report_line
         self._log = DeadLetterLog(client)
         self._partitions: dict[str, int] = {}
@@ -168,7 +167,7 @@ class Replayer:
                     event_timestamp=one.letter.event_ms or None,
                 )
         reach("replay_before_receipt")
-        receipts.wait(self._confirm_s)
+        receipts.wait(_CONFIRM_S)
         reach("replay_before_mark")
         done: list[LetterPosition] = []
         failure: PulsebridgeError | None = None
@@ -205,7 +204,7 @@ class Replayer:
             self._writers.of(self._log.partitions[partition]).send_async(
                 payload, receipts.of("note"), properties=properties, partition_key="note"
             )
-        receipts.wait(self._confirm_s)
+        receipts.wait(_CONFIRM_S)
         if receipts.error("note", operation) is not None:
             raise TransientError(
                 f"Pulsar did not store the note of the replay ({len(done)} messages)",
@@ -254,7 +253,7 @@ class Replayer:
         return any(r.letter.target == topic and not r.letter.lost_bytes for r in self._refused.values())
 
     def _await_workers(self, store: BlockStore, topics: list[str]) -> None:
-        deadline = time.monotonic() + self._release_s
+        deadline = time.monotonic() + _RELEASE_S
         pause = threading.Event()
         while True:
             waiting = [b.client_id for topic in topics for b in store.load(topic) if b.state == "releasing"]

@@ -258,17 +258,12 @@ class _Connection(asyncio.BufferedProtocol):
 
     def finish(self) -> None:
         """Close if no request has begun; else close after its answer."""
-        if not self.busy and self._phase is not _Phase.ENDED:
+        if self._phase is _Phase.HEAD:
             self._close()
 
     def abort(self) -> None:
         """Close without waiting for the client."""
         self._transport.abort()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request has begun that is not answered."""
-        return self._phase in (_Phase.BODY, _Phase.STORING)
 
     # --- time ---
 

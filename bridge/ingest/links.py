@@ -17,11 +17,12 @@ import structlog
 
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.ingest.moving import SessionMover
-from bridge.ingest.session import wanted_subscriptions
+from bridge.ingest.session import SessionFilters, wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
 from bridge.ingest.session_slots import SessionSlot
 from bridge.ingest.worker import IngestWorker
 from bridge.protocols.handler import Service
+from bridge.routing.rules import resume_filter
 from bridge.settings import Settings
 
 __all__ = ["LinkRunner"]
@@ -128,7 +129,7 @@ class LinkRunner:
         if not settled:
             return None
         ingest, mqtt = self._settings.ingest, self._settings.mqtt
-        filters = self._slot.filters
+        filters, resume = self._slot.filters, resume_filter(ingest)
         log.info(
             "ingest starts",
             link=self.name,
@@ -143,9 +144,12 @@ class LinkRunner:
             self._service.intake,
             name=mqtt.client_id if self._alone else self.name,
             part=self._part,
-            granted=granted,
-            remember=self._remember,
-            wanted=wanted_subscriptions(filters, ingest.qos, ingest.retained),
+            filters=SessionFilters(
+                wanted_subscriptions(filters, ingest.qos, ingest.retained),
+                granted,
+                optional=None if resume is None else resume.mqtt,
+                remember=self._remember,
+            ),
         )
 
     def _remember(self, filters: dict[str, int]) -> None:

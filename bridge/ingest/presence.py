@@ -80,7 +80,7 @@ class PresenceWriter:
             if self._waiting.has_room(device):
                 self._waiting.put(device, (seen_us, link))
             else:
-                INGEST.presence.labels(link, "lost").inc()
+                INGEST.counters["presence"].labels(link, "lost").inc()
         self._pending.set()
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class PresenceWriter:
                 if self._waiting.has_room(device):
                     self._waiting.put(device, note)
                 else:
-                    INGEST.presence.labels(note[1], "lost").inc()
+                    INGEST.counters["presence"].labels(note[1], "lost").inc()
         self._pending.set()
 
     def _write(self, waiting: Mapping[str, tuple[int, str]]) -> None:
@@ -137,7 +137,7 @@ class PresenceWriter:
             error = receipts.error(partition, f"writing to {partition}")
             if error is None:
                 for note in partition_notes:
-                    INGEST.presence.labels(note.link, "stored").inc()
+                    INGEST.counters["presence"].labels(note.link, "stored").inc()
             else:
                 self._forget(partition)
                 failed = failed or error

@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import structlog
 
@@ -48,15 +49,21 @@ from bridge.routing.topic_budget import TopicBudget
 from bridge.settings import Settings
 from bridge.stopping import CLOSE_S, stopping_on_signals
 
-if TYPE_CHECKING:
-    from bridge.ingest.worker import IngestWorker
-
 __all__ = ["IngestService", "run"]
 
 log = structlog.get_logger("ingest")
 
 _EXIT_S: Final = 0.5
 """Time for the process to exit after everything is closed, in seconds."""
+
+
+@dataclass
+class _Pulsar:
+    client: PulsarClient
+    admin: PulsarAdmin
+    topics: TopicBudget
+    """The Pulsar topics of all intakes that exist or were named."""
+    presence: PresenceWriter | None = None
 
 
 class IngestService:
@@ -69,7 +76,8 @@ class IngestService:
         self.settings = settings
         self.health = Health(settings.metrics.stuck_after)
         self._part = self.health.part("protocols")
-        self.handlers = load_handlers(settings.messaging_protocols)
+        listening = Listening(self.health, shares_ports=shares_ports)
+        self.running = Running(load_handlers(settings.messaging_protocols), listening)
         self.ready = threading.Event()
         """Set once all parts of all handlers are ready together: all links subscribed."""
         self.ended = threading.Event()
@@ -78,59 +86,62 @@ class IngestService:
         self.drain_deadline = 0.0
         self.closed = False
         """Whether Pulsar's client has closed with all its threads."""
-        self._listening = Listening(self.health, shares_ports=shares_ports)
-        self.running = Running(self.handlers, self._listening)
         # Not an Event: the thread that a signal handler interrupts could own its lock.
         self._requests: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
-        self._client: PulsarClient | None = None
-        self._admin: PulsarAdmin | None = None
-        self._topics: TopicBudget | None = None
-        """The Pulsar topics of all intakes that exist or were named."""
+        self._pulsar: _Pulsar | None = None
         self._intakes: list[Intake] = []
         self._advertiser: Advertiser | None = None
-        self._presence: PresenceWriter | None = None
-        self._started_ms = time.time_ns() // 1_000_000
-        self.instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        """The name of this process among the advertised instances."""
+        self._start = InstanceRecord(
+            instance=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state="starting",
+            started_ms=time.time_ns() // 1_000_000,
+            written_ms=0,
+            interval_s=settings.ingest.status_interval,
+            protocols={},
+            topics=[],
+            topics_count=0,
+        )
 
     # --- for the handlers ---
 
     @property
     def admin(self) -> PulsarAdmin:
         """Pulsar's admin REST, from START on."""
-        assert self._admin is not None
-        return self._admin
+        assert self._pulsar is not None
+        return self._pulsar.admin
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the listeners' connections."""
-        return self._listening.loop
+        return self.running.listening.loop
 
     def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
         """Return a new intake; its producers close after the last handler."""
-        assert self._client is not None
-        assert self._topics is not None
+        pulsar = self._pulsar
+        assert pulsar is not None
         made = Intake(
             self.settings,
-            self._client,
-            self.admin,
-            mapper=Mapper.of(self.settings, self._topics),
+            pulsar.client,
+            pulsar.admin,
+            mapper=Mapper.of(self.settings, pulsar.topics),
             link=link,
             protocol=protocol,
             limit=limit,
             wake=wake,
             health=self.health,
-            alive=None if self._presence is None else partial(self._presence.note, link),
+            alive=None if pulsar.presence is None else partial(pulsar.presence.note, link),
         )
         self._intakes.append(made)
         return made
 
     def advertised(self, protocol: str) -> Mapping[str, str]:
         """Return the data that other live instances advertise for a protocol, by instance."""
-        assert self._client is not None
+        assert self._pulsar is not None
         try:
-            board = read_board(self._client)
+            board = read_board(self._pulsar.client)
         except PulsebridgeError as e:
             log.debug("the other instances cannot be read", why=e.what)
             return {}
@@ -138,21 +149,18 @@ class IngestService:
         return {
             r.instance: r.protocols[protocol].data
             for r in board
-            if r.instance != self.instance and protocol in r.protocols and not r.gone(now_ms)
+            if r.instance != self._start.instance and protocol in r.protocols and not r.gone(now_ms)
         }
 
-    def _record(self) -> InstanceRecord:
+    def record(self) -> InstanceRecord:
+        """Return the current record of this process, which other instances read."""
         state: Literal["starting", "running", "stopping"] = "running" if self.running.running else "starting"
         listeners, ready, data = self.running.listeners, self.readiness(), self.running.data
         topics, count = bounded_topics(t for intake in self._intakes for t in intake.topics)
-        return InstanceRecord(
-            instance=self.instance,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+        return replace(
+            self._start,
             state="stopping" if self.stopping.is_set() else state,
-            started_ms=self._started_ms,
             written_ms=time.time_ns() // 1_000_000,
-            interval_s=self.settings.ingest.status_interval,
             protocols={
                 name: ProtocolRecord(data[name], [f"{a.host}:{a.port}" for a in listeners[name]], dict(ready[name]))
                 for name in data
@@ -195,16 +203,6 @@ class IngestService:
         """Messages of all handlers that are not known to be stored."""
         return sum(intake.in_flight for intake in self._intakes)
 
-    @property
-    def worker(self) -> IngestWorker | None:
-        """The worker of the first MQTT link, None before it exists."""
-        from bridge.ingest.mqtt_handler import MqttHandler
-
-        for handler in self.handlers:
-            if isinstance(handler, MqttHandler) and handler.links:
-                return next(iter(handler.links.values())).worker
-        return None
-
     def partitions(self) -> dict[str, int]:
         """Return the readings topics written to, with their numbers of partitions. Any thread may call it."""
         return {topic: n for intake in list(self._intakes) for topic, n in intake.partitions.items()}
@@ -224,42 +222,43 @@ class IngestService:
             raise self._failure
 
     def _run(self, stack: ExitStack) -> None:
-        self._admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
+        admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
         mop = [MopCollector(lambda: traffic(self.settings.pulsar.service_url))]
         shown = mop if self.settings.metrics.mop_names else []
         stack.enter_context(serving(self.settings.metrics, self.health, more=shown))
-        self._listening.start()
-        stack.callback(self._listening.end)
+        self.running.listening.start()
+        stack.callback(self.running.listening.end)
         stack.callback(self._stop)
         self.running.go(self, Phase.INITIALIZE)
-        self._topics = self._retry("provisioning Pulsar", self._prepare)
-        if self._topics is None:
+        topics = self._retry("provisioning Pulsar", partial(self._prepare, admin))
+        if topics is None:
             return
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         if self.settings.pulsar.provision != "off":
-            stack.enter_context(watching_policies(self.admin, self.partitions))
-        self._client = PulsarClient(self.settings.pulsar)
+            stack.enter_context(watching_policies(admin, self.partitions))
+        client = PulsarClient(self.settings.pulsar)
+        self._pulsar = _Pulsar(client, admin, topics)
         if self.settings.ingest.presence_interval:
-            self._presence = PresenceWriter(self._client, self.admin)
-            self._presence.start()
+            self._pulsar.presence = PresenceWriter(client, admin)
+            self._pulsar.presence.start()
         self.running.go(self, Phase.ADVERTISE)
-        self._advertiser = Advertiser(self._client, self.admin, self._record, self.settings.ingest.status_interval)
+        self._advertiser = Advertiser(client, admin, self.record, self.settings.ingest.status_interval)
         self._advertiser.start()
         self.running.go(self, Phase.START)
         self.changed()
         self._wait(None)
 
-    def _prepare(self) -> TopicBudget:
+    def _prepare(self, admin: PulsarAdmin) -> TopicBudget:
         provision(
-            self.admin,
+            admin,
             static_topics(self.settings),
             presence=self.settings.ingest.presence_interval > 0,
             resume=self.settings.ingest.resume_topic is not None,
         )
         if self.settings.pulsar.provision != "off":
-            verify_topics(self.admin)
-        return topic_budget(self.settings.ingest, known_topics(self.admin))
+            verify_topics(admin)
+        return topic_budget(self.settings.ingest, known_topics(admin))
 
     def _retry(self, activity: str, act: Callable[[], TopicBudget]) -> TopicBudget | None:
         attempt = 0
@@ -298,8 +297,8 @@ class IngestService:
         self.running.stop()
         if self._advertiser is not None:
             self._advertiser.stop()
-        if self._presence is not None:
-            self._presence.stop()
+        if self._pulsar is not None and self._pulsar.presence is not None:
+            self._pulsar.presence.stop()
         # Pulsar's threads call Python: they must end before the interpreter, or it aborts.
         thread = threading.Thread(target=self._close, name="ingest-close", daemon=True)
         thread.start()
@@ -311,8 +310,8 @@ class IngestService:
         for intake in self._intakes:
             intake.close()
         try:
-            if self._client is not None:
-                self._client.close()
+            if self._pulsar is not None:
+                self._pulsar.client.close()
         except PulsebridgeError as e:
             log.debug("closing the connection to Pulsar", why=e.what)
 

@@ -1,4 +1,4 @@
-"""Decides which filters to subscribe to on a connection.
+"""Decides which filters to subscribe to on a connection, and knows which of them the broker granted.
 
 For each SUBSCRIBE the broker resends the retained messages. So it is sent only for filters that the broker's session
 lacks (H6). CONNACK's session-present flag and the filters of the last SUBACK show these. The caller stores the filters.
@@ -6,13 +6,20 @@ lacks (H6). CONNACK's session-present flag and the filters of the last SUBACK sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.mqtt.types import Subscription
+import structlog
 
-__all__ = ["SessionPlan", "plan_session", "wanted_subscriptions"]
+from bridge.errors import DeniedError
+from bridge.mqtt.refusals import subscriber, subscription_remedy
+from bridge.mqtt.types import Subscription
+from bridge.settings.mqtt import MqttSettings
+
+__all__ = ["SessionFilters", "SessionPlan", "plan_session", "wanted_subscriptions"]
+
+log = structlog.get_logger("ingest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +54,70 @@ def plan_session(
         tuple(s for s in wanted if known.get(s.filter) != s.qos),
         tuple(f for f in known if f not in {s.filter for s in wanted}),
     )
+
+
+class SessionFilters:
+    """The filters of one session: wanted, requested on this connection, and granted by the broker.
+
+    ``granted`` are the last known filters of the broker's session with their QoS, None if unknown. Readings do not need
+    the filter ``optional``. ``remember`` is called with the filters and QoS that the broker granted; it must not block.
+    """
+
+    def __init__(
+        self,
+        wanted: tuple[Subscription, ...],
+        granted: dict[str, int] | None,
+        *,
+        optional: str | None,
+        remember: Callable[[dict[str, int]], None],
+    ) -> None:
+        self.granted = granted
+        self._wanted = wanted
+        self._requested: tuple[Subscription, ...] = ()
+        self._optional = optional
+        self._remember = remember
+
+    def connected(self, *, session_present: bool) -> SessionPlan:
+        """Return the filters to send on a new connection."""
+        plan = plan_session(self._wanted, self.granted, session_present=session_present)
+        self._requested = plan.subscribe
+        return plan
+
+    def subscribed(self, codes: Sequence[int], settings: MqttSettings, client_id: str) -> int:
+        """Store the granted filters and return how many were requested.
+
+        Raises DeniedError if the broker refused a required one.
+        """
+        refused: set[str] = set()
+        for subscription, code in zip(self._requested, codes, strict=False):
+            if code >= 0x80 and subscription.filter == self._optional:
+                refused.add(subscription.filter)
+                log.warning(
+                    "the MQTT broker refused the filter for requests to resume. Action: allow "
+                    f"{subscriber(settings, client_id)} to read it, or set ingest.resume_topic to null",
+                    filter=subscription.filter,
+                )
+            elif code >= 0x80:
+                raise DeniedError(
+                    f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
+                    remedy=f"{subscription_remedy(settings, client_id)}, or remove it from ingest.routes and "
+                    "ingest.filters",
+                )
+            elif code < subscription.qos:
+                log.warning(
+                    "the MQTT broker granted a lower QoS, messages can be lost. Action: allow QoS 1 for this filter",
+                    filter=subscription.filter,
+                    granted=code,
+                )
+        self.store(refused)
+        return len(self._requested)
+
+    def store(self, refused: Collection[str] = ()) -> None:
+        """Remember all filters but the refused ones as those of the broker's session."""
+        self.granted = {s.filter: s.qos for s in self._wanted if s.filter not in refused}
+        self._remember(self.granted)
+
+    @property
+    def names(self) -> list[str]:
+        """The wanted filters."""
+        return [s.filter for s in self._wanted]

@@ -18,24 +18,16 @@ import structlog
 from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
 from bridge.ingest.credit import Credit
-from bridge.ingest.session import plan_session
+from bridge.ingest.session import SessionFilters
 from bridge.intake.intake import Intake
 from bridge.intake.metrics import SessionMetrics
 from bridge.intake.partition_producers import Reading
 from bridge.killpoints import reach
 from bridge.mqtt.buffered_socket import HEAD_BYTES
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import subscriber, subscription_remedy, what_to_check
-from bridge.mqtt.types import (
-    DISCONNECT_TAKEN_OVER,
-    Connected,
-    Disconnected,
-    LinkHandler,
-    Message,
-    Subscription,
-)
+from bridge.mqtt.refusals import subscriber, what_to_check
+from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, LinkHandler, Message
 from bridge.pulsar.acks import AckQueue
-from bridge.routing.rules import resume_filter
 from bridge.settings import Settings
 
 __all__ = ["IngestWorker", "in_flight_limit", "packet_limit"]
@@ -63,9 +55,7 @@ def packet_limit(settings: Settings) -> int:
 class IngestWorker(LinkHandler):
     """Stores one MQTT session in Pulsar.
 
-    ``granted`` are the last known filters of the broker's session, None if unknown. ``make_intake`` is
-    ``Service.intake``, ``name`` the link's name in the envelope, ``part`` its health. ``remember`` is called with the
-    filters and QoS that the broker granted; it must not block.
+    ``make_intake`` is ``Service.intake``, ``name`` the link's name in the envelope, ``part`` its health.
     """
 
     def __init__(
@@ -75,9 +65,7 @@ class IngestWorker(LinkHandler):
         *,
         name: str,
         part: Part,
-        wanted: tuple[Subscription, ...],
-        granted: dict[str, int] | None = None,
-        remember: Callable[[dict[str, int]], None] = lambda _filters: None,
+        filters: SessionFilters,
     ) -> None:
         self.settings = settings
         self.link = Link(
@@ -89,14 +77,7 @@ class IngestWorker(LinkHandler):
         self.draining = False
         self.ready = False
         """Whether the broker has all subscriptions. Messages published from then on are not missed."""
-        self._wanted = wanted
-        self._granted = granted
-        self._asked: tuple[Subscription, ...] = ()
-        asks = resume_filter(settings.ingest)
-        self._optional = set() if asks is None else {asks.mqtt}
-        """Filters that readings do not need."""
-        self._refused: set[str] = set()
-        self._remember = remember
+        self._filters = filters
         self._acks = AckQueue()
         self._intake = make_intake(
             link=name,
@@ -137,62 +118,33 @@ class IngestWorker(LinkHandler):
         self._metrics.connections.inc()
         self._metrics.connected.set(1)
         self._part.waits("subscribing")
-        if not event.session_present and (event.epoch > 1 or self._granted is not None):
+        if not event.session_present and (event.epoch > 1 or self._filters.granted is not None):
             log.warning(
                 "the MQTT broker has lost the session, messages since the last connection are missing. Action: "
                 "check the broker's session expiry and persistence",
                 client_id=self.link.client_id,
             )
         log.info("connected to the MQTT broker", session_present=event.session_present, epoch=event.epoch)
-        plan = plan_session(self._wanted, self._granted, session_present=event.session_present)
+        plan = self._filters.connected(session_present=event.session_present)
         if plan.unsubscribe:
             self.link.unsubscribe(plan.unsubscribe)
-        self._asked = plan.subscribe
         if plan.subscribe:
             self.link.subscribe(plan.subscribe)
         else:
             if plan.unsubscribe:
-                self._store_granted()
+                self._filters.store()
             self._ready(new=0)
 
     def on_subscribed(self, codes: list[int]) -> None:
         """Store the granted filters. Raises DeniedError if the broker refused a required one."""
-        self._refused.clear()
-        for subscription, code in zip(self._asked, codes, strict=False):
-            if code >= 0x80 and subscription.filter in self._optional:
-                self._refused.add(subscription.filter)
-                log.warning(
-                    "the MQTT broker refused the filter for requests to resume. Action: allow "
-                    f"{subscriber(self.settings.mqtt, self.link.client_id)} to read it, or set ingest.resume_topic "
-                    "to null",
-                    filter=subscription.filter,
-                )
-                continue
-            if code >= 0x80:
-                raise DeniedError(
-                    f"the MQTT broker refused the subscription to {subscription.filter!r} (code {code:#x})",
-                    remedy=f"{subscription_remedy(self.settings.mqtt, self.link.client_id)}, or remove it from "
-                    "ingest.routes and ingest.filters",
-                )
-            if code < subscription.qos:
-                log.warning(
-                    "the MQTT broker granted a lower QoS, messages can be lost. Action: allow QoS 1 for this filter",
-                    filter=subscription.filter,
-                    granted=code,
-                )
-        self._store_granted()
-        self._ready(new=len(self._asked))
+        self._ready(new=self._filters.subscribed(codes, self.settings.mqtt, self.link.client_id))
 
     def _ready(self, new: int) -> None:
         self.ready = True
         self._part.ready()
         if not self._received and self._silence == math.inf and self.settings.ingest.silence_warning:
             self._silence = time.monotonic() + self.settings.ingest.silence_warning
-        log.info("subscribed at the MQTT broker", filters=[s.filter for s in self._wanted], new=new)
-
-    def _store_granted(self) -> None:
-        self._granted = {s.filter: s.qos for s in self._wanted if s.filter not in self._refused}
-        self._remember(self._granted)
+        log.info("subscribed at the MQTT broker", filters=self._filters.names, new=new)
 
     def on_disconnected(self, event: Disconnected) -> None:
         """Log the first loss, and raise only if a retry cannot help."""
@@ -269,7 +221,7 @@ class IngestWorker(LinkHandler):
                 f"lets {subscriber(self.settings.mqtt, self.link.client_id)} read the filters, or correct "
                 "ingest.routes and ingest.filters. Mosquitto's acl_file grants every subscription, then drops messages "
                 "silently",
-                filters=[s.filter for s in self._wanted],
+                filters=self._filters.names,
                 after_s=self.settings.ingest.silence_warning,
             )
 

@@ -15,6 +15,7 @@ results in a deque.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple
 
 import structlog
 
@@ -37,23 +38,15 @@ from bridge.contract import (
 )
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
-from bridge.intake.stalls import Stall
-from bridge.pulsar.acks import Entry, ProducerQueue
+from bridge.intake.flow import Flow, Producer
+from bridge.pulsar.acks import Entry
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import ChunkingProducer, PulsarClient, our_errors
+from bridge.pulsar.client import PulsarClient, our_errors
 from bridge.pulsar.sending import Receipts, close_quietly
-from bridge.pulsar.wire.producer import BatchProducer
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "Flow", "Phase", "Producer", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy", "quota_of"]
 
 log = structlog.get_logger("ingest")
-
-Phase = Literal["open", "terminated", "blocking", "blocked", "releasing", "drained"]
-"""Messages of ``terminated`` and ``blocked`` partitions go to the dead letters. ``releasing`` and ``drained`` partitions
-keep theirs until a replay ends the block. A ``blocking`` partition is about to be blocked."""
-
-Producer: TypeAlias = BatchProducer | ChunkingProducer
-"""The producer of a partition: the first type for readings, the second for dead letters."""
 
 _POLL_S: Final = 2.0
 _PROBE_S: Final = 10.0
@@ -67,6 +60,11 @@ class BlockingPolicy(NamedTuple):
     blocked_s: float = 60.0
     owner: str = "pulsebridge"
 
+    @property
+    def ask_every_s(self) -> float:
+        """Time between questions to Pulsar about one partition, in seconds."""
+        return max(0.5, min(self.blocked_s / 4, 5.0))
+
 
 WAIT: Final = BlockingPolicy()
 
@@ -79,22 +77,6 @@ class _Note:
     payload: bytes = b""
     key: str = "note"
     event_ms: int = 0
-
-
-class Flow(Protocol):
-    """The messages and the producer of a partition, as ``bridge.intake.partition_producers`` keeps them."""
-
-    partition: str
-    unstored: ProducerQueue
-    producer: Producer | None
-    opening: bool
-    dead_letters: bool
-    phase: Phase
-    diverted: str
-    """The reason why its messages go to the dead letters."""
-    diverting: deque[Entry]
-    """Messages for the dead letters that may not be stored yet."""
-    stall: Stall
 
 
 class Blocking:
@@ -112,8 +94,8 @@ class Blocking:
         *,
         dead_letter_topic: str,
         wake: Callable[[], None],
-        retired: Callable[[Any], None],
-        released: Callable[[Any], None],
+        retired: Callable[[Flow], None],
+        released: Callable[[Flow], None],
         remake: Callable[[str], None],
     ) -> None:
         self._client = client
@@ -125,13 +107,11 @@ class Blocking:
         self._retired = retired
         self._released = released
         self._remake = remake
-        self._every_s = max(0.5, min(policy.blocked_s / 4, 5.0))
         self._results: deque[Callable[[float], None]] = deque()
         self._blocks: dict[str, Flow] = {}
         """Partitions with a block."""
-        self._polling = False
         self._due = 0.0
-        self._poll_due = 0.0
+        self._poll_due = 0.0  # infinite during a poll
         self._ending = threading.Event()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
 
@@ -148,7 +128,7 @@ class Blocking:
         if now < self._due or self._ending.is_set():
             return
         self._due = now + 0.5
-        asked = 0
+        asked, every_s = 0, self._policy.ask_every_s
         for flow in flows:
             if flow.phase != "open":
                 continue
@@ -161,7 +141,7 @@ class Blocking:
             ):
                 flow.phase = "blocking"
                 self._pool.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
-            elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, self._every_s):
+            elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, every_s):
                 asked += 1
                 self._pool.submit(self._ask, flow)
         if self._blocks:
@@ -186,8 +166,8 @@ class Blocking:
             if flow.phase == "releasing" and not flow.diverting:
                 flow.phase = "drained"
                 self._pool.submit(self._store_release, flow, flow.diverted)
-        if not self._polling and now >= self._poll_due:
-            self._polling = True
+        if now >= self._poll_due:
+            self._poll_due = math.inf
             self._pool.submit(self._poll, list(self._blocks))
 
     # --- the pool's results, on the loop thread ---
@@ -217,7 +197,6 @@ class Blocking:
         )
 
     def _polled(self, names: list[str], states: dict[str, dict[int, str]], now: float) -> None:
-        self._polling = False
         self._poll_due = now + _POLL_S
         for name in names:  # without partitions blocked since the request
             flow = self._blocks[name]

@@ -30,12 +30,17 @@ class Running:
     def __init__(self, handlers: Sequence[ProtocolHandler], listening: Listening) -> None:
         self._parts = {h.protocol_name: _Part(h) for h in handlers}
         self._life = Lifecycle(tuple(self._parts))
-        self._listening = listening
+        self.listening = listening
 
     @property
     def running(self) -> bool:
         """Whether every handler has started and none is being stopped."""
         return self._life.running
+
+    @property
+    def handlers(self) -> list[ProtocolHandler]:
+        """The handlers, in the order of ``messaging_protocols``."""
+        return [part.handler for part in self._parts.values()]
 
     @property
     def data(self) -> dict[str, str]:
@@ -72,13 +77,13 @@ class Running:
             part.data = part.handler.protocol_data_to_advertise()
         else:
             part.handler.start(service)
-            part.listeners = self._listening.open(step.name, part.handler.listeners())
+            part.listeners = self.listening.open(step.name, part.handler.listeners())
 
     def stop(self) -> None:
         """Stop the handlers that began, in reverse order, even if some raise."""
         self._life.stop()
         while (step := self._life.next()) is not None:
-            self._listening.close(step.name)
+            self.listening.close(step.name)
             try:
                 self._parts[step.name].handler.close()
             except Exception as e:  # noqa: BLE001 a third party's handler may fail in any way

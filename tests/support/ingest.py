@@ -16,8 +16,10 @@ import yaml
 
 from bridge.contract import DEAD_LETTERS_TOPIC, full_envelope
 from bridge.errors import PulsebridgeError
+from bridge.ingest.mqtt_handler import MqttHandler
 from bridge.ingest.service import IngestService
 from bridge.ingest.session_memory import SessionMemory
+from bridge.ingest.worker import IngestWorker
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.routing.sharding import Remembered
@@ -97,6 +99,14 @@ def running_ingest(settings: Settings, *, wait: bool = True) -> Iterator[IngestS
     assert not thread.is_alive(), "ingest did not stop"
     if failures:
         raise failures[0]
+
+
+def worker_of(service: IngestService) -> IngestWorker:
+    """Return the worker of the first MQTT link."""
+    links = next(h.links for h in service.running.handlers if isinstance(h, MqttHandler))
+    worker = next(iter(links.values())).worker
+    assert worker is not None
+    return worker
 
 
 @contextmanager

@@ -59,11 +59,9 @@ class BrokerConnection:
     """Commands over a socket that a broker has accepted."""
 
     def __init__(self, accepted: Accepted) -> None:
-        self.name = accepted.name
-        self.max_message_bytes = accepted.max_message_bytes
+        self.accepted = accepted
         self._sock = accepted.sock
         self._sock.setblocking(False)
-        self._credentials = accepted.credentials
         self._lock = threading.Lock()
         self._ended: WireError | None = None
         self._closing = False
@@ -76,7 +74,7 @@ class BrokerConnection:
         self._poller = Poller()
         self._last_read = time.monotonic()
         self._pinged = False
-        self._thread = threading.Thread(target=self._run, name=f"pulsar-{self.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"pulsar-{accepted.name}", daemon=True)
         self._thread.start()
 
     @property
@@ -225,7 +223,7 @@ class BrokerConnection:
             if not self._out:  # else the broker does not read, and the unsent bytes are a sign of life as well
                 self.write(PONG)
         elif kind == Kind.AUTH_CHALLENGE:
-            self.write(self._credentials())
+            self.write(self.accepted.credentials())
 
     def _end(self, error: WireError) -> None:
         with self._lock:
@@ -238,7 +236,7 @@ class BrokerConnection:
             log.warning(
                 "the connection to Pulsar was lost, unconfirmed messages are resent. Action: check the broker if this "
                 "repeats",
-                broker=self.name,
+                broker=self.accepted.name,
                 why=error.text,
             )
         for listener in listeners:

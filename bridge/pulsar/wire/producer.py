@@ -48,7 +48,8 @@ class BatchProducer:
         self._number = number
         self._name = b""
         self._epoch = self._sequence = 0
-        self._most = min(BATCH_BYTES, connection.max_message_bytes)
+        self._max_message_bytes = connection.accepted.max_message_bytes
+        self._most = min(BATCH_BYTES, self._max_message_bytes)
         self._lock = threading.Lock()
         self._failed: WireError | None = None
         self._known = True  # to the broker
@@ -58,7 +59,7 @@ class BatchProducer:
     @property
     def broker(self) -> str:
         """Host and port of the broker that serves the partition."""
-        return self._connection.name
+        return self._connection.accepted.name
 
     def opened(self, identity: Identity) -> None:
         """Begin: the broker has accepted this producer under that name."""
@@ -84,10 +85,9 @@ class BatchProducer:
             most=self._most,
         )
         large = max(batch.size for batch in batches)
-        if large > self._connection.max_message_bytes:
+        if large > self._max_message_bytes:
             self.failed(
-                WireError("MessageTooBig", f"{large} bytes, Pulsar takes {self._connection.max_message_bytes}"),
-                closed=False,
+                WireError("MessageTooBig", f"{large} bytes, Pulsar takes {self._max_message_bytes}"), closed=False
             )
         self._sequence += len(messages)
         with self._lock:

@@ -10,7 +10,7 @@ from bridge import contract
 from bridge.mqtt.device import DeviceClient
 from bridge.settings import MqttSettings, PulsarSettings
 from pulsebridge.local.stack import LocalStack
-from tests.support.ingest import dead_letters, ingest_settings, rule_for, running_ingest, stored, wait_for
+from tests.support.ingest import dead_letters, ingest_settings, rule_for, running_ingest, stored, wait_for, worker_of
 from tests.support.mqtt_streams import plain_publish
 from tests.support.raw_broker import RawBroker
 from tests.support.raw_mqtt import packet, text
@@ -31,8 +31,7 @@ def test_h33_a_byte_order_mark_in_a_property_is_stored_and_ingest_goes_on(
             assert dev.send(f"{root}/w-1/x", BOM, b"marked", 1) < 0x80
             assert dev.send(f"{root}/w-1/x", b"", b"honest", 2) < 0x80
         found = wait_for(namespaces, 2)
-        assert service.worker is not None
-        assert service.worker.link.epoch == 1
+        assert worker_of(service).link.epoch == 1
     assert [m.payload for m in found] == [b"marked", b"honest"]
     properties = found[0].properties
     assert contract.decode_user_properties(properties[contract.P_USER]) == [("\ufeffk", "v\ufeff")]
@@ -94,8 +93,7 @@ def test_h50_a_taken_over_session_is_no_end_before_mqtt_5(
     root = mqtt.client_id
     with running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))) as service:
         for number in range(4):
-            worker = service.worker
-            assert worker is not None
+            worker = worker_of(service)
             epoch = worker.link.epoch
             with DeviceClient(mqtt, root, persistent=True):  # connects, and goes
                 pass

@@ -29,6 +29,7 @@ from tests.support.ingest import (
     publish_ids,
     running_ingest,
     stored,
+    worker_of,
 )
 from tests.support.ledger import read_ledger
 from tests.support.memory import memory_samples, slope
@@ -92,15 +93,12 @@ def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
             for dev, root in ((old_device, old_root), (new_device, new_root)):
                 publish_more(dev, root, 100, 2000, confirmed)
             poll_for(lambda: len(confirmed) == 4000, 60, "the broker to take all while Pulsar does not")
-            assert old.worker is not None
-            assert new.worker is not None
-            poll_for(lambda: old.worker.link.paused, 30, "3.1.1 to stop reading")  # type: ignore[union-attr]
+            poll_for(lambda: worker_of(old).link.paused, 30, "3.1.1 to stop reading")
             poll_for(lambda: time.monotonic() > begin + 2.5 * KEEP_ALIVE_S, 60, "more than two keep-alives to pass")
             for service in (old, new):
-                assert service.worker is not None
-                assert service.worker.link.epoch == 1
-                assert service.worker.link.connected
-                assert service.worker.in_flight <= 40
+                assert worker_of(service).link.epoch == 1
+                assert worker_of(service).link.connected
+                assert worker_of(service).in_flight <= 40
         private_stack.kill("pulsar")
         restart = threading.Thread(target=private_stack.restart, args=("pulsar",))
         restart.start()
@@ -112,7 +110,7 @@ def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
                 "all of them",
                 every=0.5,  # type: ignore[misc]
             )
-        assert old.worker.link.epoch == new.worker.link.epoch == 1
+        assert worker_of(old).link.epoch == worker_of(new).link.epoch == 1
     assert_stored_in_order(namespaces, "fleet-311", 2000)
     # For MQTT 5 subscribers Artemis mixes some messages up by itself: only completeness can be asserted there.
     assert sorted(first_copies(ids(namespaces, "fleet-5"))) == list(range(2000))

@@ -25,6 +25,7 @@ from tests.support.ingest import (
     running_ingest,
     stored,
     wait_for,
+    worker_of,
 )
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
@@ -112,8 +113,7 @@ def test_a_session_that_another_client_subscribed_at_qos_2_is_taken_over(
             for number in range(50, 100):
                 publish(client, topic, b"%d" % number, qos=2)
             wait_for(namespaces, 100)
-            assert service.worker is not None
-            assert service.worker.link.epoch == 1
+            assert worker_of(service).link.epoch == 1
     # Artemis may subscribe again before it has delivered the messages that the former subscription had queued.
     assert {m.payload for m in stored(namespaces, "fleet")} == {b"%d" % n for n in range(100)}
 

@@ -194,7 +194,7 @@ def test_a_third_party_s_handler_is_found_and_lives_through_its_phases_once(
     assert point.dist.name == "line-protocol"
     settings = PEERS["line"](stack, namespaces).settings()
     with running_ingest(settings.model_copy(update={"messaging_protocols": ("line", "http")})) as service:
-        (line, http) = service.handlers
+        (line, http) = service.running.handlers
         assert (line.protocol_name, http.protocol_name) == ("line", "http")
         assert line.phases == ["initialize", "advertise", "start"]  # type: ignore[attr-defined]
         assert service.running.data["line"] == '{"lines": true}'

@@ -79,7 +79,7 @@ def test_status_lists_protocols_listeners_and_owners_and_a_clean_stop_removes_th
         code, body = status(settings, tmp_path)
         assert (code, body["up"], body["instances_problem"]) == (0, False, "")
         (one,) = body["instances"]
-        assert (one["instance"], one["pid"], one["state"]) == (service.instance, os.getpid(), "running")
+        assert (one["instance"], one["pid"], one["state"]) == (service.record().instance, os.getpid(), "running")
         mqtt, http = one["protocols"]["mqtt"], one["protocols"]["http"]
         assert json.loads(mqtt["data"])["mqtt"]["client_id"] == settings.mqtt.client_id
         assert (mqtt["listeners"], mqtt["ready"]) == ([], {"mqtt": True})

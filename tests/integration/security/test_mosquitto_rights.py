@@ -22,7 +22,7 @@ from bridge.settings import IngestSettings, PulsarSettings, PushSettings, Settin
 from bridge.settings.mqtt import MqttSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.certificates import HOST
-from tests.support.ingest import remembered, running_ingest, stored
+from tests.support.ingest import remembered, running_ingest, stored, worker_of
 from tests.support.secured import PASSWORD, mosquitto
 from tests.support.secured_tiers import PLANT, pushing, write_command
 from tests.support.stack import provisioned
@@ -85,8 +85,7 @@ def test_a_subscription_that_mosquitto_does_not_serve_is_one_line(
         with running_ingest(allowed) as service:
             device.publish("plant/d1/t", b"served")
             poll_for(lambda: [m.payload for m in stored(namespaces, "plant")] == [b"served"], 30, "it")
-            assert service.worker is not None
-            worker = service.worker
+            worker = worker_of(service)
             poll_for(lambda: worker._silence == float("inf"), 30, "the time of the warning to pass")
     assert "no message has come" not in capsys.readouterr().out
 

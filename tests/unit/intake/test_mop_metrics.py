@@ -74,6 +74,6 @@ def test_traffic_is_that_of_the_mqtt_links_alone() -> None:
     of = IngestMetrics(CollectorRegistry())
     link, session = of.link("plant")
     session.connected.set(1)
-    link.received.inc(7)
-    link.received_bytes.inc(70)
+    link.counters["received"].inc(7)
+    link.counters["received_bytes"].inc(70)
     assert list(traffic("pulsar", of)) == [Traffic("plant", "pulsar", True, 7.0, 70.0)]

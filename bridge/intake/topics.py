@@ -1,0 +1,135 @@
+"""The topics that a link writes to: provisioned in the background, retried, re-created.
+
+Threads: the ingest loop calls everything except ``recreate``. A pool asks Pulsar and queues its answers in a deque.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container
+from concurrent.futures import Executor
+from typing import Final
+
+import structlog
+
+from bridge.backoff import backoff_s
+from bridge.dead_letters.blocks import Block
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError
+from bridge.intake.provisioning import TopicMaker
+from bridge.intake.readings import Reading
+
+__all__ = ["RETRY_MAX_S", "RETRY_MIN_S", "Topic", "Topics"]
+
+log = structlog.get_logger("ingest")
+
+RETRY_MIN_S: Final = 0.2
+RETRY_MAX_S: Final = 10.0
+
+
+class Topic:
+    """A topic, whose partitions are not known until it is provisioned."""
+
+    def __init__(self) -> None:
+        self.partitions = -1
+        self.waiting: deque[Reading] = deque()
+        self.blocks: dict[int, Block] = {}
+        """Blocks that this worker stored before its restart, by partition."""
+
+
+class Topics:
+    """The topics by full name. ``blocks_of`` returns the stored blocks of a topic; it runs in ``pool``.
+
+    ``put`` gets the waiting readings of a provisioned topic, ``on_refused`` those of a topic that cannot be created,
+    with the reason. ``wake`` makes the loop call ``turn``.
+    """
+
+    def __init__(
+        self,
+        maker: TopicMaker,
+        pool: Executor,
+        *,
+        dead_letter_topic: str,
+        blocks_of: Callable[[str], dict[int, Block]],
+        put: Callable[[Reading], object],
+        on_refused: Callable[[Reading, str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.maker = maker
+        self.by_name: dict[str, Topic] = {}
+        self._pool = pool
+        self._dead_letter_topic = dead_letter_topic
+        self._blocks_of = blocks_of
+        self._put = put
+        self._on_refused = on_refused
+        self._wake = wake
+        self._provisioned: deque[tuple[str, int, dict[int, Block], PulsebridgeError | None]] = deque()
+        self._retries: dict[str, tuple[float, int]] = {}
+
+    def add(self, name: str) -> Topic:
+        """Return a new topic and begin to provision it."""
+        topic = self.by_name[name] = Topic()
+        self._provision(name, 0)
+        return topic
+
+    def _provision(self, name: str, attempt: int) -> None:
+        def work() -> None:
+            try:
+                count = self.maker.partitions_of(name)
+                self._provisioned.append((name, count, self._blocks_of(name), None))
+            except PulsebridgeError as e:
+                self._provisioned.append((name, attempt, {}, e))
+            self._wake()
+
+        self._pool.submit(work)
+
+    def turn(self, now: float) -> None:
+        """Apply the answers of Pulsar, and retry the topics that are due."""
+        while self._provisioned:
+            name, number, blocks, error = self._provisioned.popleft()
+            if error is not None:
+                self._failed(name, number, error, now)
+                continue
+            topic = self.by_name[name]
+            topic.partitions = number
+            topic.blocks = blocks
+            while topic.waiting:
+                self._put(topic.waiting.popleft())
+        for name, (due, attempt) in list(self._retries.items()):
+            if now >= due:
+                del self._retries[name]
+                self._provision(name, attempt)
+
+    def _failed(self, name: str, attempt: int, error: PulsebridgeError, now: float) -> None:
+        refused = isinstance(error, RefusedError) and not isinstance(error, DeniedError)
+        if refused and name != self._dead_letter_topic:
+            for reading in self.by_name.pop(name).waiting:  # the next message retries it
+                self._on_refused(reading, str(error))
+            return
+        if attempt == 0:
+            log.warning(
+                "topic cannot be created, its messages wait. Action: check Pulsar's admin and the rights of ingest",
+                topic=name,
+                why=str(error),
+            )
+        self._retries[name] = (now + backoff_s(attempt, RETRY_MIN_S, RETRY_MAX_S, 0.5), attempt + 1)
+
+    def recreate(self, name: str) -> None:
+        """Re-create a topic that another client deleted, as it was; the next attempt finds it."""
+        known = self.by_name.get(name)
+        if known is not None and known.partitions >= 0:
+            self.maker.recreate(name, known.partitions)
+
+    def forget_unused(self, used: Container[str]) -> None:
+        """Forget the provisioned topics that are not ``used``."""
+        self.by_name = {n: t for n, t in self.by_name.items() if n in used or t.partitions < 0}
+
+    @property
+    def retry_times(self) -> list[float]:
+        """When the next attempts are due."""
+        return [due for due, _ in self._retries.values()]
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        """The readings topics, with their numbers of partitions. Any thread may read them."""
+        known = list(self.by_name.items())
+        return {n: t.partitions for n, t in known if t.partitions >= 0 and n != self._dead_letter_topic}
