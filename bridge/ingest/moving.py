@@ -340,7 +340,7 @@ class _Drain(_Connection):
             self._awaited_since = time.monotonic()
         self._intake.take(reading, message)
         if self._intake.full:
-            self.link.pause()
+            self.link.paused = True
 
     def _marker_arrived(self) -> None:
         self._awaited_since = math.inf
@@ -349,7 +349,7 @@ class _Drain(_Connection):
             self._until = time.monotonic() + _WITHHOLD_S
         elif self._step in (_Step.PROOF, _Step.LAST):
             self._step = _Step.END
-            self.link.pause()
+            self.link.paused = True
 
     def on_turn(self, now: float) -> None:
         """Store messages, acknowledge, and decide the next step."""
@@ -361,7 +361,7 @@ class _Drain(_Connection):
         if self._step is _Step.END:
             self.done = self._intake.in_flight == 0 and not len(self._acks)
         elif self.link.paused and self._intake.has_room:
-            self.link.resume()
+            self.link.paused = False
         if now >= self._next_watch:
             self._watch(now)
 

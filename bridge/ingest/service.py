@@ -156,7 +156,7 @@ class IngestService:
         """Return the current record of this process, which other instances read."""
         state: Literal["starting", "running", "stopping"] = "running" if self.running.running else "starting"
         listeners, ready, data = self.running.listeners, self.readiness(), self.running.data
-        topics, count = bounded_topics(t for intake in self._intakes for t in intake.topics)
+        topics, count = bounded_topics(t for intake in self._intakes for t in intake.producers.topics.names)
         return replace(
             self._start,
             state="stopping" if self.stopping.is_set() else state,
@@ -205,7 +205,7 @@ class IngestService:
 
     def partitions(self) -> dict[str, int]:
         """Return the readings topics written to, with their numbers of partitions. Any thread may call it."""
-        return {topic: n for intake in list(self._intakes) for topic, n in intake.partitions.items()}
+        return {topic: n for intake in list(self._intakes) for topic, n in intake.producers.topics.partitions.items()}
 
     def stop(self) -> None:
         """Request a clean stop."""

@@ -6,8 +6,7 @@ lacks (H6). CONNACK's session-present flag and the filters of the last SUBACK sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import structlog
@@ -17,17 +16,9 @@ from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Subscription
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["SessionFilters", "SessionPlan", "plan_session", "wanted_subscriptions"]
+__all__ = ["SessionFilters", "wanted_subscriptions"]
 
 log = structlog.get_logger("ingest")
-
-
-@dataclass(frozen=True, slots=True)
-class SessionPlan:
-    """The filters to send after a CONNACK."""
-
-    subscribe: tuple[Subscription, ...]
-    unsubscribe: tuple[str, ...]
 
 
 def wanted_subscriptions(
@@ -41,19 +32,6 @@ def wanted_subscriptions(
     """
     handling = 2 if retained == "skip" else 1
     return tuple(Subscription(f, qos, retained == "keep", handling) for f in filters)
-
-
-def plan_session(
-    wanted: Sequence[Subscription], granted: Mapping[str, int] | None, *, session_present: bool
-) -> SessionPlan:
-    """Return the plan. ``granted`` are the filters of the kept session with their QoS, None if unknown."""
-    if not session_present:
-        return SessionPlan(tuple(wanted), ())
-    known = {} if granted is None else granted
-    return SessionPlan(
-        tuple(s for s in wanted if known.get(s.filter) != s.qos),
-        tuple(f for f in known if f not in {s.filter for s in wanted}),
-    )
 
 
 class SessionFilters:
@@ -77,11 +55,14 @@ class SessionFilters:
         self._optional = optional
         self._remember = remember
 
-    def connected(self, *, session_present: bool) -> SessionPlan:
-        """Return the filters to send on a new connection."""
-        plan = plan_session(self._wanted, self.granted, session_present=session_present)
-        self._requested = plan.subscribe
-        return plan
+    def connected(self, *, session_present: bool) -> tuple[tuple[Subscription, ...], tuple[str, ...]]:
+        """Return the filters to subscribe to and those to unsubscribe from on a new connection."""
+        known = self.granted or {}
+        if not session_present:
+            self._requested = self._wanted
+            return self._requested, ()
+        self._requested = tuple(s for s in self._wanted if known.get(s.filter) != s.qos)
+        return self._requested, tuple(f for f in known if f not in self.names)
 
     def subscribed(self, codes: Sequence[int], settings: MqttSettings, client_id: str) -> int:
         """Store the granted filters and return how many were requested.

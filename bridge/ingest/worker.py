@@ -125,13 +125,13 @@ class IngestWorker(LinkHandler):
                 client_id=self.link.client_id,
             )
         log.info("connected to the MQTT broker", session_present=event.session_present, epoch=event.epoch)
-        plan = self._filters.connected(session_present=event.session_present)
-        if plan.unsubscribe:
-            self.link.unsubscribe(plan.unsubscribe)
-        if plan.subscribe:
-            self.link.subscribe(plan.subscribe)
+        subscribe, unsubscribe = self._filters.connected(session_present=event.session_present)
+        if unsubscribe:
+            self.link.unsubscribe(unsubscribe)
+        if subscribe:
+            self.link.subscribe(subscribe)
         else:
-            if plan.unsubscribe:
+            if unsubscribe:
                 self._filters.store()
             self._ready(new=0)
 
@@ -172,7 +172,7 @@ class IngestWorker(LinkHandler):
         readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
         if self._intake.full:
-            self.link.pause()
+            self.link.paused = True
 
     # --- the end of each turn ---
 
@@ -192,7 +192,7 @@ class IngestWorker(LinkHandler):
             self._acknowledged = True
             self._metrics.acked.inc(len(mids))
         if self.link.paused and not self.draining and self._intake.has_room:
-            self.link.resume()
+            self.link.paused = False
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             oldest = self._acks.oldest
@@ -234,4 +234,4 @@ class IngestWorker(LinkHandler):
     def drain(self, now: float) -> None:
         """Stop reading. The caller continues until all messages are stored, or until its deadline."""
         self.draining = True
-        self.link.pause()
+        self.link.paused = True

@@ -92,7 +92,7 @@ class Intake:
         self._max_size = settings.ingest.limits.message_size - PULSAR_RESERVE
         self._limit_bytes = settings.ingest.limits.in_flight_size
         self._dead_topic = settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
-        self._producers = PartitionProducers(
+        self.producers = PartitionProducers(
             client,
             admin,
             max_pending=limit + 1000,
@@ -128,7 +128,7 @@ class Intake:
     def take_all(self, messages: Sequence[Message], epoch: int, arrived: float) -> list[Reading]:
         """Take messages in order of arrival, as ``take`` does. Returns their readings; ``arrived`` is monotonic."""
         found: list[Reading] = []
-        add, put, cached, limit = found.append, self._producers.put, self._targets.cache.get, self._max_size
+        add, put, cached, limit = found.append, self.producers.put, self._targets.cache.get, self._max_size
         event_ms, extra_of = time.time_ns() // 1_000_000, self._targets.envelope.extra
         count = size_sum = payloads = 0
         for message in messages:
@@ -194,7 +194,7 @@ class Intake:
             reading.properties = targets.envelope.of(message, targets.envelope.of_topic(message.topic, None))
             topic = self._settings.pulsar.readings_topic(target.local, target.namespace) if target.local else ""
             self._dead_letter(reading, topic, target.reason)
-            self._producers.put(reading)
+            self.producers.put(reading)
         else:
             reading.properties = targets.envelope.of(message, target.properties)
             if target.seen is not None and not message.retain:
@@ -203,22 +203,12 @@ class Intake:
             if self._written(reading, target):
                 envelope = reading.properties
                 reading.head = target.head if envelope is target.properties else head_of(target.key, envelope)
-                target.flow = self._producers.put(reading, target.flow)
+                target.flow = self.producers.put(reading, target.flow)
             else:
-                self._producers.put(reading)
+                self.producers.put(reading)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
         return None
-
-    @property
-    def topics(self) -> list[str]:
-        """The full names of the Pulsar topics written to. Any thread may read them."""
-        return self._producers.topics
-
-    @property
-    def partitions(self) -> dict[str, int]:
-        """The readings topics written to, with their numbers of partitions. Any thread may read them."""
-        return self._producers.partitions
 
     def is_dead_letter(self, reading: Reading) -> bool:
         """Whether a message went to the dead letters; its property ``pb.dead.reason`` contains the reason."""
@@ -277,11 +267,11 @@ class Intake:
         self.in_flight_bytes -= reading.size
         self._dead_letter(reading, reading.topic, reason)
         self.in_flight_bytes += reading.size
-        self._producers.put(reading)
+        self.producers.put(reading)
 
     def turn(self, now: float) -> list[Reading]:
         """Send messages and process receipts. Returns the newly stored readings; ``now`` is monotonic."""
-        stored = self._producers.turn(now)
+        stored = self.producers.turn(now)
         if stored:
             self.in_flight -= len(stored)
             for reading in stored:
@@ -298,7 +288,7 @@ class Intake:
 
     def next_in(self, now: float) -> float:
         """How long the owner may wait for its next turn without a ``wake``, in seconds."""
-        return min(1.0, self._producers.next_in(now))
+        return min(1.0, self.producers.next_in(now))
 
     def watch(self, now: float, oldest: float | None) -> None:
         """Set the gauges and log stalls; call it each second. ``oldest`` is the oldest arrival, None without one."""
@@ -306,16 +296,16 @@ class Intake:
         self.metrics.gauges["oldest_unacked_seconds"].set(age)
         self.metrics.gauges["in_flight"].set(self.in_flight)
         self.metrics.gauges["in_flight_bytes"].set(self.in_flight_bytes)
-        self.metrics.gauges["producers"].set(self._producers.producers)
-        self.metrics.gauges["blocked_partitions"].set(self._producers.diverting)
+        self.metrics.gauges["producers"].set(self.producers.producers)
+        self.metrics.gauges["blocked_partitions"].set(self.producers.diverting)
         mapper = self._targets.mapper
         self.metrics.gauges["topics"].set(mapper.topics)
         self.metrics.cache(mapper.misses, mapper.remembered)
         if mapper.forgets(now):
             self._targets.cache.clear()
-            self._producers.forget_resting()
-        self._stalls.watch(now, age, self._producers.blocked, self.in_flight)
+            self.producers.forget_resting()
+        self._stalls.watch(now, age, self.producers.blocked, self.in_flight)
 
     def close(self) -> None:
         """Close the producers. It blocks: call it in a thread. Unstored messages are dropped unacknowledged."""
-        self._producers.close()
+        self.producers.close()

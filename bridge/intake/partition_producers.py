@@ -23,7 +23,6 @@ from bridge.intake.flow import Flow, Producer
 from bridge.intake.idle import KEEP, IdlePolicy, to_close
 from bridge.intake.metrics import LinkMetrics
 from bridge.intake.producer_opener import ProducerOpener
-from bridge.intake.provisioning import TopicMaker
 from bridge.intake.readings import Reading, Stalled
 from bridge.intake.topics import RETRY_MAX_S, RETRY_MIN_S, Topics
 from bridge.pulsar.acks import Verdict
@@ -70,8 +69,9 @@ class PartitionProducers:
         self._look_at_idle = 0.0
         self._diverted: set[Flow] = set()
         pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
-        self._topics = Topics(
-            TopicMaker(client, admin, dead_letter_topic),
+        self.topics = Topics(
+            client,
+            admin,
             pool,
             dead_letter_topic=dead_letter_topic,
             blocks_of=lambda topic: self._blocking.blocks_of(topic),
@@ -79,7 +79,7 @@ class PartitionProducers:
             on_refused=on_refused,
             wake=wake,
         )
-        self._opener = ProducerOpener(client, pool, max_pending=max_pending, recreate=self._topics.recreate, wake=wake)
+        self._opener = ProducerOpener(client, pool, max_pending=max_pending, recreate=self.topics.recreate, wake=wake)
         self._blocking = Blocking(
             client,
             admin,
@@ -88,7 +88,7 @@ class PartitionProducers:
             wake=wake,
             retired=self._retired,
             released=self._released,
-            remake=self._topics.recreate,
+            remake=self.topics.recreate,
         )
 
     # --- on the loop thread ---
@@ -100,7 +100,7 @@ class PartitionProducers:
         the next reading of both, to save the look-up.
         """
         if flow is None:
-            topic = self._topics.by_name.get(reading.topic) or self._topics.add(reading.topic)
+            topic = self.topics.by_name.get(reading.topic) or self.topics.add(reading.topic)
             if topic.partitions < 0:
                 topic.waiting.append(reading)
                 return None
@@ -120,7 +120,7 @@ class PartitionProducers:
             flow = Flow(name, most=self._max_pending, dead_letters=reading.topic == self._dead_letter_topic)
             self._flows[name] = flow
             number = partition_of(reading.key, partitions) if partitions else -1
-            block = self._topics.by_name[reading.topic].blocks.pop(number, None)
+            block = self.topics.by_name[reading.topic].blocks.pop(number, None)
             if block is not None:
                 self._blocking.restore(flow, block)
                 self._diverted.add(flow)
@@ -131,7 +131,7 @@ class PartitionProducers:
     def turn(self, now: float) -> list[Reading]:
         """Apply the results of other threads and send. Returns newly stored readings, in order for each partition."""
         stored: list[Reading] = []
-        self._topics.turn(now)
+        self.topics.turn(now)
         while self._opener.opened:
             self._take_producer(*self._opener.opened.popleft(), now)
         good = 0  # counted together, because each count costs as much as a receipt
@@ -268,7 +268,7 @@ class PartitionProducers:
                 why=str(error),
                 unstored=len(flow.unstored),
             )
-            self._opener.pool.submit(self._topics.maker.check_policies)
+            self._opener.pool.submit(self.topics.check_policies)
 
     # --- opening and closing ---
 
@@ -307,19 +307,14 @@ class PartitionProducers:
         """Forget flows without producer and messages, and topics without flows. The caller must not use these flows."""
         kept = {n: p for n, p in self._flows.items() if not p.resting or p.phase != "open" or len(p.unstored)}
         self._flows = kept
-        self._topics.forget_unused({base_topic(name) for name in kept})
+        self.topics.forget_unused({base_topic(name) for name in kept})
 
     # --- watching and stopping ---
 
     def next_in(self, now: float) -> float:
         """How long no retry is due, in seconds."""
-        times = [p.retry_at for p in self._closed if not p.opening] + self._topics.retry_times
+        times = [p.retry_at for p in self._closed if not p.opening] + self.topics.retry_times
         return max(0.0, min(times) - now) if times else 60.0
-
-    @property
-    def topics(self) -> list[str]:
-        """The full names of the topics written to. Any thread may read them."""
-        return list(self._topics.by_name)
 
     @property
     def producers(self) -> int:
@@ -331,14 +326,9 @@ class PartitionProducers:
         """How many partitions store nothing, so that their messages go to the dead letters."""
         return sum(1 for p in self._diverted if p.phase in ("terminated", "blocked"))
 
-    @property
-    def partitions(self) -> dict[str, int]:
-        """The readings topics written to, with their numbers of partitions. Any thread may read them."""
-        return self._topics.partitions
-
     def blocked(self) -> Iterator[Stalled]:
         """Yield each topic or partition with messages that are not stored."""
-        for name, topic in self._topics.by_name.items():
+        for name, topic in self.topics.by_name.items():
             if topic.waiting:
                 yield Stalled(name, len(topic.waiting), topic.waiting[0].arrived, "it is not created yet")
         for name, flow in self._flows.items():
@@ -352,6 +342,6 @@ class PartitionProducers:
 
     def close(self) -> None:
         """Close every producer. It waits for Pulsar: call it in a thread. Unstored readings are not acknowledged."""
-        self._opener.end()
+        self._opener.ending = True
         self._blocking.close()
         self._opener.close(self._flows.values())

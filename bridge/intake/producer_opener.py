@@ -34,15 +34,16 @@ class ProducerOpener:
         self.opened: deque[tuple[Flow, Producer | None, PulsebridgeError | None]] = deque()
         self.closing = False
         """Whether idle producers are being closed."""
+        self.ending = False
+        """Set before ``close``, so that no producer is opened."""
         self._client = client
         self._max_pending = max_pending
         self._recreate = recreate
         self._wake = wake
-        self._ending = False
 
     def reopen(self, flow: Flow, now: float) -> bool:
         """Replace the producer of a flow if that is possible now. Returns whether it begins."""
-        if flow.opening or now < flow.retry_at or self._ending or flow.phase == "blocking":
+        if flow.opening or now < flow.retry_at or self.ending or flow.phase == "blocking":
             return False
         flow.opening = True
         old, flow.producer = flow.producer, None
@@ -69,18 +70,15 @@ class ProducerOpener:
 
     def close_idle(self, old: list[Producer]) -> None:
         """Close producers that nothing uses."""
+
+        def work() -> None:
+            for producer in old:
+                if not self.ending:  # else closing the connection closes them
+                    close_quietly(producer)
+            self.closing = False
+
         self.closing = True
-        self.pool.submit(self._close_all, old)
-
-    def _close_all(self, old: list[Producer]) -> None:
-        for producer in old:
-            if not self._ending:  # else closing the connection closes them
-                close_quietly(producer)
-        self.closing = False
-
-    def end(self) -> None:
-        """Begin no further work."""
-        self._ending = True
+        self.pool.submit(work)
 
     def close(self, flows: Iterable[Flow]) -> None:
         """Wait for the pool, then close every producer. It waits for Pulsar."""

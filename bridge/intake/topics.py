@@ -1,6 +1,7 @@
 """The topics that a link writes to: provisioned in the background, retried, re-created.
 
-Threads: the ingest loop calls everything except ``recreate``. A pool asks Pulsar and queues its answers in a deque.
+Threads: the ingest loop calls everything except ``recreate`` and ``check_policies``. A pool asks Pulsar and queues its
+answers in a deque.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Final
 import structlog
 
 from bridge.backoff import backoff_s
+from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC
 from bridge.dead_letters.blocks import Block
-from bridge.errors import DeniedError, PulsebridgeError, RefusedError
-from bridge.intake.provisioning import TopicMaker
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
+from bridge.intake.provisioning import verify_policies
 from bridge.intake.readings import Reading
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
 
 __all__ = ["RETRY_MAX_S", "RETRY_MIN_S", "Topic", "Topics"]
 
@@ -45,7 +49,8 @@ class Topics:
 
     def __init__(
         self,
-        maker: TopicMaker,
+        client: PulsarClient,
+        admin: PulsarAdmin,
         pool: Executor,
         *,
         dead_letter_topic: str,
@@ -54,8 +59,9 @@ class Topics:
         on_refused: Callable[[Reading, str], None],
         wake: Callable[[], None],
     ) -> None:
-        self.maker = maker
         self.by_name: dict[str, Topic] = {}
+        self._client = client
+        self._admin = admin
         self._pool = pool
         self._dead_letter_topic = dead_letter_topic
         self._blocks_of = blocks_of
@@ -74,7 +80,7 @@ class Topics:
     def _provision(self, name: str, attempt: int) -> None:
         def work() -> None:
             try:
-                count = self.maker.partitions_of(name)
+                count = self._partitions_of(name)
                 self._provisioned.append((name, count, self._blocks_of(name), None))
             except PulsebridgeError as e:
                 self._provisioned.append((name, attempt, {}, e))
@@ -113,11 +119,62 @@ class Topics:
             )
         self._retries[name] = (now + backoff_s(attempt, RETRY_MIN_S, RETRY_MAX_S, 0.5), attempt + 1)
 
+    # --- outside the loop ---
+
+    def _partitions_of(self, topic: str) -> int:
+        """Return the number of partitions of a topic, 0 without partitions; create it as ``pulsar.provision`` allows.
+
+        Raises RefusedError with the command that creates it, DeniedError or TransientError.
+        """
+        settings = self._admin.settings
+        wanted = settings.partitions
+        if topic == settings.system_topic(RESUME_TOPIC):
+            # A request has the partition number of the device's commands (H28).
+            commands = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
+            wanted = len(commands) or settings.command_partitions
+        elif topic == self._dead_letter_topic:
+            wanted = settings.command_partitions
+        if settings.provision == "create":
+            return self._admin.create_partitioned(topic, wanted)
+        partitions = self._client.partitions(topic)
+        if partitions not in ([], [topic]):
+            return len(partitions)
+        if not partitions or (settings.provision == "verify" and not self._admin.exists(topic)):
+            raise RefusedError(
+                f"the topic {topic} does not exist, and pulsar.provision is {settings.provision}",
+                remedy=f"pulsar-admin topics create-partitioned-topic {topic} --partitions {wanted}",
+            )
+        return 0
+
     def recreate(self, name: str) -> None:
         """Re-create a topic that another client deleted, as it was; the next attempt finds it."""
         known = self.by_name.get(name)
-        if known is not None and known.partitions >= 0:
-            self.maker.recreate(name, known.partitions)
+        if known is None or known.partitions < 0 or self._admin.settings.provision != "create":
+            return
+        try:
+            if self._admin.make(name, known.partitions):
+                log.warning(
+                    "topic was deleted with its subscriptions and their messages; ingest re-created it. Action: make "
+                    "its readers resubscribe",
+                    topic=name,
+                )
+        except PulsebridgeError as e:
+            log.debug("the topic cannot be re-created", topic=name, why=str(e))
+
+    def check_policies(self) -> None:
+        """Log changed policies that may cause a producer's error (H1 c)."""
+        if self._admin.settings.provision == "off":
+            return
+        try:
+            verify_policies(self._admin)
+        except DeniedError as e:
+            log.debug("policies may not be read", why=e.what)
+        except TerminalError as e:
+            log.warning("a policy refuses or loses messages. Action: run the named command", why=e.what)
+        except PulsebridgeError as e:
+            log.debug("policies could not be read", why=e.what)
+
+    # --- on the loop thread ---
 
     def forget_unused(self, used: Container[str]) -> None:
         """Forget the provisioned topics that are not ``used``."""
@@ -127,6 +184,11 @@ class Topics:
     def retry_times(self) -> list[float]:
         """When the next attempts are due."""
         return [due for due, _ in self._retries.values()]
+
+    @property
+    def names(self) -> list[str]:
+        """The full names of the topics written to. Any thread may read them."""
+        return list(self.by_name)
 
     @property
     def partitions(self) -> dict[str, int]:

@@ -67,7 +67,7 @@ class BufferedSocket:
 
     def __init__(self, sock: socket.socket, limit: int = MAX_PACKET_BYTES) -> None:
         self._sock = sock
-        self._limit = limit
+        self.limit = limit
         self.data = b""
         """The bytes read; those before ``at`` are consumed."""
         self.at = 0
@@ -148,7 +148,7 @@ class BufferedSocket:
         """Keep an incomplete packet until more has arrived; ``total`` is its length in bytes, if that is known."""
         self._short = True
         if total > _READ_BYTES:
-            self._large = _Large(self.data[self.at :], total, self._limit)
+            self._large = _Large(self.data[self.at :], total, self.limit)
             self.data, self.at = b"", 0
 
     @property

@@ -13,32 +13,27 @@ Threads
 
 from __future__ import annotations
 
-import random
 import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
-import structlog
-
-from bridge.backoff import backoff_s
 from bridge.errors import ConfigError
 from bridge.mqtt import handshakes, packets
 from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
-from bridge.mqtt.exactly_once import ExactlyOnce
-from bridge.mqtt.keepalive import KeepAlive
+from bridge.mqtt.keepalive import KeepAlive, Reconnects
 from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
-from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
-from bridge.mqtt.refusals import AT_ONCE_S, not_connected, refused
+from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
+from bridge.mqtt.refusals import not_connected, refused
 from bridge.mqtt.types import (
     Confirmation,
     Connected,
     Disconnected,
     LinkHandler,
-    Message,
     PublishProperties,
     Subscription,
     Will,
@@ -48,13 +43,8 @@ from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["Link", "LinkHandler"]
 
-log = structlog.get_logger("mqtt")
-
-_SOON_S: Final = 1.0
-"""Longest wait, in seconds, before a reconnect to a broker that accepted the last connection."""
 _FILLS: Final = 4
 """Maximum reads of the socket in one turn, so that acknowledgements are not delayed."""
-_FAILED_FROM: Final = 0x80
 _IMPLEMENTATION: Final = 0x83
 """Reason "Implementation specific error" (MQTT 5, 2.4): here of a publish that MQTT cannot encode."""
 _PUBACK: Final = 0x4002_0000
@@ -83,8 +73,7 @@ class Link(LoopThread):
         will: Will | None = None,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
-        self.settings = settings
-        self.client_id = settings.client_id if client_id is None else client_id
+        self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
         super().__init__(f"mqtt-{self.client_id}")
         self.handler = handler
         self.epoch = 0
@@ -93,25 +82,21 @@ class Link(LoopThread):
         """The content of the last CONNACK that accepted us."""
         self.connected = False
         self.paused = False
+        """Whether the link stops reading. It keeps the connection alive and ignores a missing PINGRESP."""
         self.receive_maximum = receive_maximum  # from the next CONNECT on
-        self._outbox = Outbox(window)
-        self._accepted = 0  # the epoch of the current connection, 0 before its CONNACK
-        self.attempts = 0
-        """How many attempts in a row failed, or brought a connection that ended within ``AT_ONCE_S``."""
-        self._next_attempt = 0.0
-        self._connack_deadline = 0.0
-        self._lost: Disconnected | None = None
-        self._accepted_at = 0.0
-        self._asked_qos = 0
-        self._exactly_once = ExactlyOnce()
-        self._max_packet_bytes = max_packet_bytes
+        self.reconnects = Reconnects()
         self.keepalive = KeepAlive(settings.keep_alive)
+        self._outbox = Outbox(window)
+        self._reader = PacketReader(self.client_id, settings.protocol, self._outbox)
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
-        self._mqtt5 = settings.protocol == "5"
-        self._decoder = PublishDecoder(mqtt5=self._mqtt5)
-        self._persistent, self._will = persistent, will
+        self._dial = partial(_dial, self.settings, persistent=persistent, will=will, max_packet_bytes=max_packet_bytes)
+
+    @property
+    def client_id(self) -> str:
+        """The client id of the session."""
+        return self.settings.client_id
 
     # --- from any thread ---
 
@@ -151,33 +136,34 @@ class Link(LoopThread):
 
     def turn(self, timeout: float = 1.0) -> None:
         """Run one turn: connect if that is due, wait for bytes, a wake-up or the time-out, read, deliver, write."""
-        if self._sock is None and self._lost is None and time.monotonic() >= self._next_attempt:
+        if self._sock is None and self.reconnects.lost is None and time.monotonic() >= self.reconnects.due:
             self._connect()
-        arrived = self._select(min(timeout, self._patience(time.monotonic())))
+        timeout = min(timeout, self._patience(time.monotonic()))
+        if self._sock is None:
+            arrived = self._poller.wait(None, timeout, read=False, write=False)
+        else:
+            wanted = not self._reading_paused
+            arrived = self._poller.wait(self._sock, timeout, read=wanted, write=bool(self._sock.unsent))
         if self._sock is not None:
             self._read(arrived)
         if self._sock is not None:
             self._check_time(time.monotonic())
-        self._report_loss()
+        if self.reconnects.lost is not None:
+            self._report_loss()
         self._turning = threading.get_ident()
         self.handler.on_turn(time.monotonic())
         self._turning = 0  # later publishes wake the next turn
         self._send_waiting()
-        if self._sock is not None:
-            self._write()
+        if self._sock is not None and self._sock.unsent:
+            self._sock.flush()
+            self.keepalive.sent(time.monotonic())
 
     def _patience(self, now: float) -> float:
         if self._sock is None:
-            return max(0.0, self._next_attempt - now)
+            return max(0.0, self.reconnects.due - now)
         if not self._reading_paused and (self._sock.readable or not self._sock.drained):
             return 0.0
-        return self.keepalive.next_in(now) if self.connected else max(0.0, self._connack_deadline - now)
-
-    def _select(self, timeout: float) -> bool:
-        sock = self._sock
-        if sock is None:
-            return self._poller.wait(None, timeout, read=False, write=False)
-        return self._poller.wait(sock, timeout, read=not self._reading_paused, write=bool(sock.unsent))
+        return self.keepalive.next_in(now) if self.connected else max(0.0, self.reconnects.due - now)
 
     @property
     def _reading_paused(self) -> bool:
@@ -185,216 +171,101 @@ class Link(LoopThread):
         return self.connected and (self.paused or stuck)  # CONNACK is read in any case
 
     def _read(self, arrived: bool) -> None:
-        sock = self._sock
+        sock, reader, handler = self._sock, self._reader, self.handler
         assert sock is not None
-        self._consume(sock)
-        for _ in range(_FILLS):
-            if (sock.drained and not arrived) or self._reading_paused or self._sock is not sock:
+        for fills in range(_FILLS + 1):
+            # The handler may pause in the middle: the buffered packets then wait until it is not ``paused``.
+            while not self._reading_paused and self._sock is sock and sock.readable:
+                found, packet = reader.read(sock, handler.piece, self.epoch if self.connected else 0)
+                if found:
+                    handler.on_messages(found)
+                if packet is not None and self._sock is sock:
+                    self._take(packet)
+            if fills == _FILLS or (sock.drained and not arrived) or self._reading_paused or self._sock is not sock:
                 return
             if sock.fill():
                 self.keepalive.received(time.monotonic())
-            self._consume(sock)
             arrived = False
 
-    def _consume(self, sock: BufferedSocket) -> None:
-        # The handler may pause in the middle: the buffered packets then wait for the turn after ``resume``.
-        while not self._reading_paused and self._sock is sock and sock.readable:
-            self._take(sock)
-
-    def _take(self, sock: BufferedSocket) -> None:
-        """Process the next PUBLISH packets in one piece, one other packet, or the stream's end."""
-        data, at = sock.data, sock.at
-        found: list[Message] = []
-        if not self.connected:
-            length = packet_length(data, at)
-            length = MORE if length > len(data) - at else length
-        elif sock.cut is not None:
-            found, length = [self._decoder.head_of(data, *sock.cut)], 0
-            sock.consumed(len(data))
-        else:
-            at, length = self._decoder.decode(data, at, self.handler.piece, found)
-            sock.consumed(at)
-        if found:
-            self._deliver(found)
-            if length != MORE or self._sock is not sock:
-                return  # the handler may have paused: the next call processes the rest
-        if length == BAD:
-            self._broke("a packet whose length has no end")
-        elif length == MORE:
-            self._await(sock, packet_length(data, at))
-        elif length:
-            self._take_other(sock, data[at] >> 4, length)
-
-    def _await(self, sock: BufferedSocket, total: int) -> None:
-        kind = 0 if total == MORE else sock.data[sock.at] >> 4
-        if sock.over:
-            self._ended(sock)
-        elif total > self._max_packet_bytes and (kind != packets.PUBLISH or not self.connected):
-            self._broke(f"{packets.NAMES[kind]} of {total} bytes")
-        else:
-            sock.wants_more(total)
-
-    def _deliver(self, found: list[Message]) -> None:
-        if self._decoder.met_qos_2:
-            self._decoder.met_qos_2 = False
-            found, repeated = self._exactly_once.arrived(found)
-            self._answer(packets.PUBREC, repeated)
-            if self._asked_qos < 2:
-                log.warning(
-                    "the MQTT broker sends QoS 2 on a subscription of a lower QoS, no message is lost. Action: none",
-                    client_id=self.client_id,
-                    shown=1,
-                )
-        if found:
-            self.handler.on_messages(found)
-
-    def _take_other(self, sock: BufferedSocket, kind: int, length: int) -> None:
-        """Process one complete packet that is not a PUBLISH. An unreadable one closes the connection."""
-        mqtt5, name = self._mqtt5, packets.NAMES[kind]
-        body = packets.body_of(sock.data, sock.at, length)
-        if self.connected != (kind != packets.CONNACK):  # MQTT-3.2.0-1, MQTT-3.2.0-2
-            self._broke(f"{name} {'after' if self.connected else 'before'} CONNACK")
-            return
-        at = sock.at + length
-        accepted: handshakes.Connack | None = None
-        codes: list[int] = []
-        mid = reason = 0
-        try:
-            if kind == packets.CONNACK:
-                accepted = handshakes.connack(body, mqtt5=mqtt5)
-            elif kind == packets.SUBACK:
-                codes = self._outbox.answered(*packets.subscribed(body, mqtt5=mqtt5))
-            elif packets.PUBACK <= kind <= packets.PUBCOMP:
-                mid, reason = packets.acknowledged(body, mqtt5=mqtt5)
-        except packets.MalformedError as e:
-            self._broke(f"a malformed {name}: {e}")
-            return
-        sock.consumed(at)
-        if accepted is not None:
-            self._take_connack(accepted)
-        elif kind in (packets.PUBACK, packets.PUBREC, packets.PUBCOMP):
-            self._take_confirmation(kind, mid, reason)
-        elif kind == packets.PUBREL:
-            self._exactly_once.released(mid)
-            self._answer(packets.PUBCOMP, [mid])  # also for an unknown one (MQTT-4.3.3-11)
-        elif codes:
-            self.handler.on_subscribed(codes)
-        elif kind == packets.PINGRESP:
+    def _take(self, packet: Packet | Broken) -> None:
+        """Process one packet from the reader, or close a connection that cannot be read (MQTT 5, 4.13)."""
+        assert self._sock is not None
+        if isinstance(packet, Broken):
+            if packet.what is not None:
+                self.drop(f"the broker sent {packet.what}")
+            elif not self.connected and self._sock.failure is not None:
+                self._lose(not_connected(self._sock.failure, self.settings))  # TLS 1.3 verifies our certificate last
+            else:
+                epoch = self.epoch if self.connected else 0
+                self._lose(Disconnected(epoch, "the connection was closed", closed_by_peer=True))
+        elif packet.connack is not None:
+            self._take_connack(packet.connack)
+        elif packet.codes:
+            self.handler.on_subscribed(packet.codes)
+        elif packet.kind == packets.PINGRESP:
             self.keepalive.pong()
-        elif kind == packets.DISCONNECT and mqtt5:
-            code = body[0] if body else 0
-            self._drop(f"the broker sent DISCONNECT: {handshakes.reason_name(code)}", code)
-        elif kind not in (packets.SUBACK, packets.UNSUBACK):
-            self._broke(f"{name}, which MQTT {self.settings.protocol} does not allow it to send")
-
-    def _take_confirmation(self, kind: int, mid: int, reason: int) -> None:
-        if kind == packets.PUBREC and reason < _FAILED_FROM:  # a failure completes the publish (MQTT-4.3.3-4)
-            if self._outbox.received(mid, reason):
-                self._answer(packets.PUBREL, [mid])
-            return
-        ended = self._outbox.confirmed(mid, reason)
-        if ended is not None and ended[0].confirmed is not None:
-            ended[0].confirmed(Confirmation(ended[1], mid, self.epoch))
+        elif packet.kind == packets.DISCONNECT:
+            self.drop(f"the broker sent DISCONNECT: {handshakes.reason_name(packet.reason)}", packet.reason)
 
     def _take_connack(self, connack: handshakes.Connack) -> None:
-        if connack.reason >= _FAILED_FROM:
-            self._lost = refused(handshakes.reason_name(connack.reason), connack.reason, self.settings, self.client_id)
-            self._close_socket()
+        if connack.reason >= FAILED_FROM:
+            named = handshakes.reason_name(connack.reason)
+            self._lose(refused(named, connack.reason, self.settings, self.client_id))
             return
-        self._accepted = self.epoch = self.epoch + 1
-        self._accepted_at = time.monotonic()
+        self.epoch += 1
         self.connected = True
         self.granted = replace(connack.granted, epoch=self.epoch)
         self._outbox.connected(self.granted.receive_maximum)
-        self._exactly_once.connected(session_present=self.granted.session_present)
+        self._reader.exactly_once.connected(session_present=self.granted.session_present)
         keep_alive_s = self.settings.keep_alive if connack.keep_alive_s is None else connack.keep_alive_s
-        self.keepalive.opened(self._accepted_at, float(keep_alive_s))
+        self.keepalive.opened(time.monotonic(), float(keep_alive_s))
         self.handler.on_connected(self.granted)
-
-    def _write(self) -> None:
-        assert self._sock is not None
-        if self._sock.unsent:
-            self._sock.flush()
-            self.keepalive.sent(time.monotonic())
 
     def _check_time(self, now: float) -> None:
         assert self._sock is not None
         if not self.connected:
-            if now >= self._connack_deadline:
-                self._drop(f"no CONNACK within {self.settings.connect_timeout:g} s")
+            if now >= self.reconnects.due:
+                self.drop(f"no CONNACK within {self.settings.connect_timeout:g} s")
             return
         if self._reading_paused and self._sock.make_room(now):
             self.keepalive.received(now)
         if self._sock.failure is not None and self._reading_paused:
-            self._drop(f"the connection broke: {self._sock.failure}")
+            self.drop(f"the connection broke: {self._sock.failure}")
             return
         self.keepalive.note_reading(now, caught_up=not self.paused and (self._sock.stuck or self._sock.drained))
         if self.keepalive.dead(now):
-            self._drop(f"no answer to PINGREQ within the keep-alive of {self.keepalive.interval_s:g} s")
+            self.drop(f"no answer to PINGREQ within the keep-alive of {self.keepalive.interval_s:g} s")
         elif self.keepalive.ping_due(now):
             self.ping()
 
     # --- connecting ---
 
     def _connect(self) -> None:
-        s = self.settings
-        self._lost = None
-        self._accepted = 0
         try:
-            packet = handshakes.connect_packet(
-                s,
-                self.client_id,
-                persistent=self._persistent,
-                will=self._will,
-                receive_maximum=self.receive_maximum,
-            )
-            sock = dialled(s, self._max_packet_bytes)
+            self._sock = self._dial(self.receive_maximum)
         except (OSError, ValueError, ConfigError) as e:
-            self._lost = not_connected(e, s)
+            self.reconnects.lost = not_connected(e, self.settings)
             self._report_loss()
             return
-        self._sock = sock
-        self._connack_deadline = time.monotonic() + s.connect_timeout
-        sock.send(packet)
-        self._write()
+        self.reconnects.due = time.monotonic() + self.settings.connect_timeout
 
-    def _ended(self, sock: BufferedSocket) -> None:
-        if not self._accepted and sock.failure is not None:
-            self._lost = not_connected(sock.failure, self.settings)  # TLS 1.3 verifies our certificate last
-        else:
-            self._lost = Disconnected(self._accepted, "the connection was closed", closed_by_peer=True)
-        self._close_socket()
-
-    def _broke(self, what: str) -> None:
-        """Close a connection because of the broker's bytes, which cannot be read (MQTT 5, 4.13)."""
-        self._drop(f"the broker sent {what}")
-
-    def _drop(self, why: str, reason: int | None = None) -> None:
-        self._lost = Disconnected(self._accepted, why, reason)
+    def _lose(self, event: Disconnected) -> None:
+        self.reconnects.lost = event
         self._close_socket()
 
     def _close_socket(self) -> None:
         sock, self._sock = self._sock, None
         self.connected = False
+        self.reconnects.due = 0.0
         if sock is not None:
             self._poller.forget(sock)
             sock.close()
 
     def _report_loss(self) -> None:
-        if self._lost is None:
-            return
-        event, self._lost = self._lost, None
-        self.connected = False
-        self._outbox.connection_lost()
-        # A broker that accepts us and closes at once must not be redialled without a pause. One message that makes it
-        # close must not delay the others as long as a broker that is down.
-        lasted = event.epoch > 0 and time.monotonic() - self._accepted_at >= AT_ONCE_S
-        self.attempts = 0 if lasted else self.attempts + 1
-        shortest_s, longest_s = float(self.settings.reconnect_min), float(self.settings.reconnect_max)
-        if event.epoch:
-            longest_s = min(longest_s, max(shortest_s, _SOON_S))
-        self._next_attempt = time.monotonic() + backoff_s(self.attempts, shortest_s, longest_s, random.random())
-        self.handler.on_disconnected(event)
+        event = self.reconnects.take_loss(time.monotonic(), self.keepalive.opened_at, self.settings)
+        if event is not None:
+            self._outbox.connection_lost()
+            self.handler.on_disconnected(event)
 
     # --- on the loop thread ---
 
@@ -406,28 +277,26 @@ class Link(LoopThread):
         """
         if self._sock is None or not self.connected or epoch != self.epoch:
             return False
-        packed = self._exactly_once.acknowledgements(mids)
+        packed = self._reader.exactly_once.acknowledgements(mids)
         if packed is None:
             # A reason code of 0 and no properties may be left out (MQTT 5, 3.4.2.1): the same four bytes in all versions.
             packed = struct.pack(f"!{len(mids)}I", *[_PUBACK | mid for mid in mids])
         self._sock.send(packed)
         return True
 
-    def _answer(self, kind: int, mids: Sequence[int]) -> None:
-        if self._sock is not None:
-            self._sock.send(b"".join(packets.short_packet(kind, mid) for mid in mids))
-
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
-        self._asked_qos = max(self._asked_qos, *(s.qos for s in subscriptions))
+        self._reader.asked_qos = max(self._reader.asked_qos, *(s.qos for s in subscriptions))
         if self._sock is not None:
             mid = self._outbox.request_mid(len(subscriptions))
-            self._sock.send(handshakes.subscribe_packet(mid, subscriptions, mqtt5=self._mqtt5))
+            self._sock.send(handshakes.subscribe_packet(mid, subscriptions, mqtt5=self._reader.mqtt5))
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Send one UNSUBSCRIBE."""
         if self._sock is not None:
-            self._sock.send(handshakes.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._mqtt5))
+            self._sock.send(
+                handshakes.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._reader.mqtt5)
+            )
 
     def ping(self) -> int:
         """Send PINGREQ. Returns its number on this connection; the broker answers in order."""
@@ -435,22 +304,14 @@ class Link(LoopThread):
         self._sock.send(b"\xc0\x00")
         return self.keepalive.pinged(time.monotonic())
 
-    def pause(self) -> None:
-        """Stop reading until ``resume``. The link keeps the connection alive and ignores a missing PINGRESP."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Resume reading from the socket."""
-        self.paused = False
-
     def abandon(self) -> int:
         """Drop every unconfirmed publish, without confirmation. Returns how many."""
         return self._outbox.abandon()
 
-    def drop(self, why: str) -> None:
+    def drop(self, why: str, reason: int | None = None) -> None:
         """Close the connection without DISCONNECT; the next turn notifies the handler and reconnects."""
         if self._sock is not None:
-            self._drop(why)
+            self._lose(Disconnected(self.epoch if self.connected else 0, why, reason))
 
     def disconnect(self) -> None:
         """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""
@@ -459,7 +320,7 @@ class Link(LoopThread):
                 self._sock.lingers = True  # so that the last acknowledgements arrive
                 self._sock.send(handshakes.DISCONNECT_PACKET)
             self._close_socket()
-        self._lost = None
+        self.reconnects.lost = None
 
     def close(self) -> None:
         """Free the wake-up pipe and the selector; the link cannot be used afterwards."""
@@ -482,7 +343,7 @@ class Link(LoopThread):
                     mid,
                     retain=outgoing.retain,
                     properties=outgoing.properties,
-                    mqtt5=self._mqtt5,
+                    mqtt5=self._reader.mqtt5,
                 )
             except ValueError:
                 # It was not sent and never will be. It must not close the connection that the others need.
@@ -493,3 +354,16 @@ class Link(LoopThread):
             self._outbox.sent(mid, outgoing)
             if not mid and outgoing.confirmed is not None:
                 outgoing.confirmed(Confirmation(0, 0, self.epoch))
+
+
+def _dial(
+    settings: MqttSettings, receive_maximum: int, *, persistent: bool, will: Will | None, max_packet_bytes: int
+) -> BufferedSocket:
+    """Return a socket to the broker on which CONNECT was sent. Raises as ``dialled``, and ValueError."""
+    packet = handshakes.connect_packet(
+        settings, settings.client_id, persistent=persistent, will=will, receive_maximum=receive_maximum
+    )
+    sock = dialled(settings, max_packet_bytes)
+    sock.send(packet)
+    sock.flush()
+    return sock

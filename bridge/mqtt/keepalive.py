@@ -11,12 +11,21 @@ whose longest wait is two minutes.
 
 from __future__ import annotations
 
+import random
 from typing import Final
 
-__all__ = ["KeepAlive"]
+from bridge.backoff import backoff_s
+from bridge.mqtt.refusals import AT_ONCE_S
+from bridge.mqtt.types import Disconnected
+from bridge.settings.mqtt import MqttSettings
+
+__all__ = ["KeepAlive", "Reconnects"]
 
 _PING_SHARE: Final = 0.5
 """Share of the interval before a ping. A late turn of the loop then still meets the broker's limit."""
+
+_SOON_S: Final = 1.0
+"""Longest wait, in seconds, before a reconnect to a broker that accepted the last connection."""
 
 
 class KeepAlive:
@@ -24,6 +33,7 @@ class KeepAlive:
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
+        self.opened_at = 0.0
         self._last_sent = 0.0
         self._last_read = 0.0
         self._last_sign = 0.0
@@ -35,7 +45,7 @@ class KeepAlive:
     def opened(self, now: float, interval_s: float) -> None:
         """Begin a connection; ``interval_s`` is the broker's Server Keep Alive if it sent one, 0 for none."""
         self.interval_s = interval_s
-        self._last_sent = self._last_read = self._last_sign = now
+        self.opened_at = self._last_sent = self._last_read = self._last_sign = now
         self._ping_sent = None
         self._pings = self.answered = 0
 
@@ -86,3 +96,29 @@ class KeepAlive:
         if self.interval_s <= 0:
             return 60.0
         return max(0.0, min(self.interval_s, self.interval_s * _PING_SHARE - (now - self._last_sent)))
+
+
+class Reconnects:
+    """The attempts of one link to connect, with backoff."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        """How many attempts in a row failed, or brought a connection that ended within ``AT_ONCE_S``."""
+        self.due = 0.0
+        """When the next attempt begins; during an attempt, when it fails without a CONNACK."""
+        self.lost: Disconnected | None = None
+        """The loss that is not reported to the handler."""
+
+    def take_loss(self, now: float, opened_at: float, settings: MqttSettings) -> Disconnected | None:
+        """Return the loss to report, None without one. The next attempt is then due after a while."""
+        event, self.lost = self.lost, None
+        if event is None:
+            return None
+        # A broker that accepts us and closes at once must not be redialled without a pause. One message that makes it
+        # close must not delay the others as long as a broker that is down.
+        self.attempts = 0 if event.epoch > 0 and now - opened_at >= AT_ONCE_S else self.attempts + 1
+        shortest_s, longest_s = float(settings.reconnect_min), float(settings.reconnect_max)
+        if event.epoch:
+            longest_s = min(longest_s, max(shortest_s, _SOON_S))
+        self.due = now + backoff_s(self.attempts, shortest_s, longest_s, random.random())
+        return event

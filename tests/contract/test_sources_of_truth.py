@@ -14,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
 MODULE_LINES = 500
 FUNCTION_LINES = 60
+CLASS_ATTRIBUTES = 15
+CLASS_METHODS = 25
+LARGER_CLASSES = {"Limits": (26, 0), "PushMetrics": (31, 3), "PartitionMetrics": (17, 4)}
+"""Attributes and methods of the classes of push that are still larger. None may grow, and no other may join."""
 
 # Put together here, so that this file does not name what it forbids.
 _HOSTS = (
@@ -87,6 +91,29 @@ def test_functions_are_short() -> None:
                 if lines > FUNCTION_LINES:
                     long.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {lines} lines")
     assert long == []
+
+
+def size_of_class(found: ast.ClassDef) -> tuple[int, int]:
+    """Return how many attributes a class sets, on itself or in its methods, and how many methods it has."""
+    methods = [n for n in found.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    names = {n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    for node in (n for method in methods for n in ast.walk(method)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            names |= {node.attr} if node.value.id == "self" else set()
+    return len(names), len(methods)
+
+
+def test_classes_of_the_bridge_are_small() -> None:
+    large = {}
+    for path in modules():
+        tier, *below = path.relative_to(ROOT).parts
+        if tier == "bridge" and below[0] not in ("settings", "contract"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    attributes, methods = size_of_class(node)
+                    if attributes > CLASS_ATTRIBUTES or methods > CLASS_METHODS:
+                        large[node.name] = (attributes, methods)
+    assert large == LARGER_CLASSES
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -63,7 +63,8 @@ class BrokerConnection:
         self._sock = accepted.sock
         self._sock.setblocking(False)
         self._lock = threading.Lock()
-        self._ended: WireError | None = None
+        self.ended: WireError | None = None
+        """The error that ended the connection, None while it is open."""
         self._closing = False
         self._out = bytearray()
         self._broke: OSError | None = None
@@ -77,11 +78,6 @@ class BrokerConnection:
         self._thread = threading.Thread(target=self._run, name=f"pulsar-{accepted.name}", daemon=True)
         self._thread.start()
 
-    @property
-    def ended(self) -> WireError | None:
-        """The error that ended the connection, None while it is open."""
-        return self._ended
-
     def number(self) -> int:
         """Return a number that no other request or producer of this connection has."""
         return next(self._numbers)
@@ -90,8 +86,8 @@ class BrokerConnection:
         """Send ``frame``, the request ``number``, and return the answer, or the error instead of it."""
         answer: Future[Answer] = Future()
         with self._lock:
-            if self._ended is not None:
-                return self._ended
+            if self.ended is not None:
+                return self.ended
             self._requests[number] = answer
         self.write(frame)
         try:
@@ -101,20 +97,16 @@ class BrokerConnection:
         finally:
             self._requests.pop(number, None)
         if not found.kind:
-            return self._over
+            return self.ended or WireError("AlreadyClosed")
         return found.error(2, 3) if found.kind == Kind.ERROR else found
-
-    @property
-    def _over(self) -> WireError:
-        return self._ended or WireError("AlreadyClosed")
 
     def listen(self, number: int, listener: Listener) -> None:
         """Pass the broker's commands for the producer ``number`` to ``listener``."""
         with self._lock:
-            if self._ended is None:
+            if self.ended is None:
                 self._listeners[number] = listener
                 return
-        listener.failed(self._ended, closed=True)
+        listener.failed(self.ended, closed=True)
 
     def ignore(self, number: int) -> None:
         """Ignore the broker's commands for the producer ``number`` from now on."""
@@ -123,7 +115,7 @@ class BrokerConnection:
     def write(self, frame: bytes) -> None:
         """Send ``frame``. If the connection has ended, its listeners and requests were notified."""
         with self._lock:
-            if self._ended is not None or self._broke is not None:
+            if self.ended is not None or self._broke is not None:
                 return
             if not self._out:
                 try:
@@ -227,7 +219,7 @@ class BrokerConnection:
 
     def _end(self, error: WireError) -> None:
         with self._lock:
-            self._ended = error
+            self.ended = error
             listeners, self._listeners = list(self._listeners.values()), {}
             requests, self._requests = list(self._requests.values()), {}
             self._poller.forget(self._sock)

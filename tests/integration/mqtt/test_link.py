@@ -114,7 +114,7 @@ def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack)
             poll_for(lambda: len(seen.connected) >= 2, 60, "a new connection")
             assert link.paused
             assert len(seen.messages) == 1
-            link.resume()
+            link.paused = False
             link.wake()
             poll_for(lambda: len(seen.messages) >= 2, 20, "reading to go on")
         link.stop()
@@ -125,7 +125,7 @@ class Pausing(Recorder):
     def on_message(self, message: Message) -> None:
         super().on_message(message)
         assert self.link is not None
-        self.link.pause()
+        self.link.paused = True
 
 
 def test_a_device_resends_what_was_not_confirmed(stack: LocalStack) -> None:
@@ -201,13 +201,13 @@ def test_a_paused_link_before_mqtt_5_leaves_the_broker_packet_identifiers(privat
     link.start()
     try:
         poll_for(lambda: seen.granted == [1], 20, "SUBACK")
-        link.pause()
+        link.paused = True
         with device(mqtt, "dev") as dev:
             for _ in range(count):
                 dev.publish(mqtt.client_id, b"x")
             assert dev.flush(120)
         assert seen.count < 65_535
-        link.resume()
+        link.paused = False
         link.wake()
         poll_for(lambda: seen.count >= count, 60, "all of them")
     finally:

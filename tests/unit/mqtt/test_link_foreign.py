@@ -226,7 +226,7 @@ def test_h49_a_broker_that_closes_after_connack_is_dialled_with_backoff() -> Non
             def turned() -> bool:
                 before = len(handler.lost)
                 link.turn(0.01)
-                attempts.extend([link.attempts] * (len(handler.lost) - before))
+                attempts.extend([link.reconnects.attempts] * (len(handler.lost) - before))
                 return broker.connections > 5 and link.connected
 
             poll_for(turned, 60, "the connection that stays", every=0.0)

@@ -111,7 +111,7 @@ def test_h3_pings_arrive_although_the_kernel_has_no_room_for_what_the_broker_sen
 
         peer.send(packet, 3000)
         poll_for(lambda: turned() and handler.count == peer.sent, 30, "what came in large pieces", every=0.0)
-        link.pause()
+        link.paused = True
 
         def trickled() -> bool:
             link.turn(0.001)
@@ -125,7 +125,7 @@ def test_h3_pings_arrive_although_the_kernel_has_no_room_for_what_the_broker_sen
             return peer.pings() >= pings + 4
 
         poll_for(pinged, 30, "four pings", every=0.0)
-        link.resume()
+        link.paused = False
         poll_for(lambda: turned() and handler.count == peer.sent, 30, "all that was sent", every=0.0)
         assert link.epoch == 1
         assert not handler.lost
