@@ -38,13 +38,19 @@ from bridge.push.segments import GONE, Parked, decode_segment, segment_device
 SECOND = 1_000_000
 
 
-def cursors_of(stored: Mapping[str, bytes], capacity: int = 256) -> dict[str, Cursor]:
-    """Return the cursors among stored records, as the next owner reads them."""
+def records_of(stored: Mapping[str, bytes], capacity: int = 256) -> CursorRecords:
+    """Return stored cursors and ids, as the next owner reads them."""
     found = CursorRecords(capacity)
     for key, payload in stored.items():
         if segment_device(key) is None:
             found.take(key, payload)
-    return found.whole()
+    found.whole()
+    return found
+
+
+def cursors_of(stored: Mapping[str, bytes], capacity: int = 256) -> dict[str, Cursor]:
+    """Return the cursors among stored records, as the next owner reads them."""
+    return records_of(stored, capacity).by_device
 
 
 @dataclass
@@ -58,7 +64,7 @@ class Resumed:
 
 @dataclass
 class WrittenAgain:
-    """A cursor that is rewritten because it is old; no device waits for it."""
+    """A cursor that is rewritten because it is old, or ids that are removed; no device waits for it."""
 
     records: tuple[tuple[str, bytes], ...]
 
@@ -90,6 +96,7 @@ class PushWorld:
     answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
+    orphans: list[str] = field(default_factory=list)  # devices of which ids are stored and no cursor
     pulls: deque[tuple[str, int, CommandPosition, CommandPosition | None]] = field(default_factory=deque)
     copying: deque[Copy] = field(default_factory=deque)
     copies: list[Command] = field(default_factory=list)
@@ -441,9 +448,17 @@ class PushWorld:
         self.run()
 
     def write_again(self, _choice: int) -> None:
-        """All records of the cursors partition are old: push rewrites all of them."""
+        """All records of the cursors partition are old: push rewrites all of them, and removes ids without a cursor.
+
+        The first rewrite of a device stores its ids before its cursor. After a crash in between there are ids alone.
+        No core has them; ``CursorRewriter`` removes them before it rewrites the others.
+        """
         stood = set(self.cursors) | set(self.segments)
         quiet = not self.writes and not self.core.outbox.writes  # else some are about to be removed
+        for device in self.orphans:
+            if self.core.devices.cursor_of(device) is None:  # else they are rewritten with its cursor
+                self.writes.append(WrittenAgain(((ids_key(device), b""),)))
+        self.orphans.clear()
         for device in self.core.devices.stored:
             self.core.segments.rewrite(device)
             cursor = self.core.devices.cursor_of(device)
@@ -505,6 +520,7 @@ class PushWorld:
         self.finds.clear()
         self.unanswered.clear()
         self.core = self.make_core(horizon)
+        self.orphans = records_of(self.cursors, self.limits.remembered_ids).orphans
         for request in list(self.requests):
             self._ask(request)
         self.run()
@@ -568,6 +584,7 @@ class PushWorld:
     def _stored(self, action: Action | WrittenAgain) -> None:
         if isinstance(action, WrittenAgain):
             self.cursors |= dict(action.records)
+            self.cursors = {key: payload for key, payload in self.cursors.items() if payload}
         elif isinstance(action, StoreCursor):
             self.cursors |= dict(action.records)
             if not self.forgotten:

@@ -11,7 +11,7 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, read_term, term_record
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_key, read_term, term_record
 from bridge.push.cursor_log import CursorLog, Cursors
 from bridge.push.cursor_records import CursorRecords
 from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
@@ -265,3 +265,13 @@ def test_the_term_is_rewritten_after_all_old_records_and_before_lost_ones() -> N
     rewriting.turn(core, 200.0)
     assert [key for key, _, _ in log.records].index(TERM_KEY) == 0
     assert len(log.records) == 51
+
+
+def test_ids_that_a_crash_left_without_their_cursor_are_removed_after_the_takeover() -> None:
+    """A rewrite stores a device's ids before its first cursor; the owner dies in between."""
+    (key, payload), _ = cursor_at(0).records("d", all_keys=True)
+    found, log = read([(key, payload, "former")]), Log("next")
+    rewriting = CursorRewriter(cast(CursorLog, log))
+    rewriting.taken_over(found, position(1))
+    rewriting.turn(Partition(0, Limits(), found.by_device, position(1)), 1.0)
+    assert [record for record in log.records if record[0] != TERM_KEY] == [(ids_key("d"), b"", "next")]
