@@ -54,7 +54,7 @@ class PlayedBroker:
                 if kind == 0x10:
                     self._sock.sendall(b"\x20\x02\x00\x00")
                 elif kind == 0x80:
-                    self._sock.sendall(packet(0x90, body[:2] + b"\x01"))
+                    self._sock.sendall(packet(0x90, body[:2] + b"\x01" * _filters(body)))
                     return True
         return False
 
@@ -106,3 +106,12 @@ class PlayedBroker:
             yield kind, data[at + 2 : at + 2 + size]
             at += 2 + size
         self._in = data[at:]
+
+
+def _filters(body: bytes) -> int:
+    """Return how many filters a SUBSCRIBE of MQTT 3.1.1 has."""
+    at, count = 2, 0
+    while at < len(body):
+        at += 2 + int.from_bytes(body[at : at + 2], "big") + 1
+        count += 1
+    return count
