@@ -14,6 +14,7 @@ from sources.columns import arrow_schema, record_batch
 from sources.entries import Opened, Opener, joined, open_entry
 from sources.entry_reader import WireReaders
 from tests.support.pulsar_topics import KINDS, TestTopic
+from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -116,4 +117,4 @@ def test_a_reader_leaves_no_subscription_and_a_second_starts_at_the_requested_po
             reader.close()
     finally:
         readers.close()
-    assert topic.admin.internal_stats(topic.partition())["cursors"] == {}
+    poll_for(lambda: topic.admin.internal_stats(topic.partition())["cursors"] == {}, 30, "no subscription to be left")
