@@ -1,7 +1,7 @@
 """Locations of tables, and the SQL statements that create and change them. SQL alone also works through Spark Connect.
 
 A table is given as a name (``catalog.schema.table``), a path or URI, or a plain name. A plain name is a table of
-``streaming.schema`` if set, else a folder below ``streaming.root``.
+``streaming.schema_name`` if set, else a folder below ``streaming.root``.
 """
 
 from __future__ import annotations

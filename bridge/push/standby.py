@@ -151,7 +151,7 @@ class Standby:
         for key, why in core.parking.unread:
             leave_out(
                 self._connection.log.cursors.topic,
-                f"the commands that are parked there may be lost; `pulsebridge commands resend` sends them: {why}",
+                f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}",
                 key=key,
             )
 

@@ -89,6 +89,18 @@ def test_commands_in_prose_exist(command: Any, document: str) -> None:
         check_command_line(command, re.sub(r"[|…].*", "", line))
 
 
+def test_commands_in_the_texts_of_the_packages_exist(command: Any) -> None:
+    """Messages, remedies and help name a command of a group only if the group has it."""
+    for path in (
+        path
+        for top in ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+        for path in (ROOT / top).rglob("*.py")
+    ):
+        for group, name in re.findall(r"\bpulsebridge ([a-z-]+) ([a-z][a-z-]*)", path.read_text(encoding="utf-8")):
+            inner = getattr(command.commands.get(group), "commands", None)
+            assert not inner or name in inner, f"{path.relative_to(ROOT)} names pulsebridge {group} {name}"
+
+
 def test_the_readme_names_every_command(command: Any) -> None:
     table = text("README.md").split("## Commands")[1].split("\n## ")[0]
     for path in paths_of(command):
