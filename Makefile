@@ -92,10 +92,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@python=; for p in $(CANDIDATES); do \
 	  if "$$p" -c '$(CAN_VENV)' 2>/dev/null; then python="$$p"; break; fi; done; \
 	if [ -z "$$python" ]; then \
-	  for p in $(CANDIDATES); do if "$$p" -c '$(FITS)' 2>/dev/null; then "$$p" streaming/downloads/preflight.py; exit 1; fi; done; \
+	  for p in $(CANDIDATES); do if "$$p" -c '$(FITS)' 2>/dev/null; then "$$p" pulsebridge/downloads/preflight.py; exit 1; fi; done; \
 	  echo "Python: needs 3.10 to 3.13 with venv, found $$(python3 --version 2>&1 | head -n 1) — install one (on Debian: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3.12" >&2; \
 	  exit 1; fi; \
-	"$$python" streaming/downloads/preflight.py || exit 1; \
+	"$$python" pulsebridge/downloads/preflight.py || exit 1; \
 	start=$$(date +%s); tty=0; if [ -t 1 ]; then tty=1; fi; \
 	echo "Setting up $(VENV) with $$("$$python" --version), once …"; \
 	if ! $(BIN)/python -c '$(FITS)' 2>/dev/null; then rm -rf $(VENV) && "$$python" -m venv $(VENV) || exit 1; fi; \

@@ -115,7 +115,7 @@ class Lab:
     def spark(self) -> SparkSession:
         """The notebook's Spark session: of this process, or with SPARK_REMOTE of Spark Connect."""
         if self._spark is None:
-            from streaming.session import job_session, local_session
+            from pulsebridge.spark_session import job_session, local_session
 
             # With this setting an error names the line of its cell.
             lines = {"spark.python.sql.dataFrameDebugging.enabled": "true"}

@@ -36,6 +36,7 @@ from streaming.loading import pipeline_of
 from streaming.pipelines import Flow, Pipeline
 from streaming.quality import RESULTS, QualityWatch
 from streaming.reading import QUARANTINE, Reader
+from streaming.session import submitted_session
 from streaming.tables import Table, configured, create, resolve_root, struct_of
 from streaming.upkeep import Upkeep
 from streaming.views import NewestBatches, ViewBatches
@@ -376,8 +377,10 @@ class Job:
         return f"{resolve_root(self.settings.streaming.root)}/checkpoints/{name}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job; return the exit code."""
+def main(
+    argv: Sequence[str] | None = None, session: Callable[[Settings], SparkSession] = lambda _: submitted_session()
+) -> int:
+    """Run the job; return the exit code. ``session`` makes Spark's session, by default that of spark-submit."""
     parser = argparse.ArgumentParser(prog="job.py", description="The pipeline of Pulsebridge.")
     parser.add_argument("--config", "-c", type=Path, help="YAML file of the settings")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="set one value")
@@ -392,7 +395,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             settings = settings.model_copy(update={"streaming": _of_part(settings.streaming, given.part)})
         # py4j logs a batch's exception with its traceback. The job logs it in one line, and Spark's log has the rest.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        return _run(settings, pipeline_of(settings), given)
+        return _run(settings, pipeline_of(settings), given, session)
     except PulsebridgeError as e:
         _log.error(str(e))
         return 1
@@ -405,14 +408,15 @@ def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
     return streaming.model_copy(update={"spark": spark})
 
 
-def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> int:
+def _run(
+    settings: Settings, pipeline: Pipeline, given: argparse.Namespace, session: Callable[[Settings], SparkSession]
+) -> int:
     from bridge.health import Health
     from bridge.metrics import serving
     from sources.progress import SourceProgress
     from sources.query_progress import QueryProgress
     from sources.stream_metrics import StreamMetrics
     from streaming.pulsar_readiness import await_pulsar
-    from streaming.session import job_session
 
     stop = threading.Event()
 
@@ -425,7 +429,7 @@ def _run(settings: Settings, pipeline: Pipeline, given: argparse.Namespace) -> i
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
-    spark = job_session(settings)
+    spark = session(settings)
     metrics = StreamMetrics()
     health = Health(settings.metrics.stuck_after)
     prepared = health.part("pipeline")

@@ -1,4 +1,4 @@
-"""Creates Spark sessions with Delta, the source and the sinks, for job, notebooks and tests.
+"""Spark sessions of a job, with source and sinks: of spark-submit or of a Spark Connect server.
 
 ``conf/spark-defaults.conf`` has the settings of every deployment, ``conf/spark-local.conf`` those of one small machine.
 ``conf/spark-throughput.conf`` and ``conf/spark-commands.conf`` add those for large batches and for commands alone.
@@ -7,30 +7,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ConfigError, MissingExtraError
 from bridge.settings.loading import conf_path
-from sources.python_start import local_python
-from streaming.captured_output import printing_to
-from streaming.niceness import lower_priority
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from bridge.settings import Settings
     from bridge.settings.streaming import Profile
 
-__all__ = ["JAVA_OPTIONS", "delta_jars", "job_session", "local_session", "spark_defaults", "spark_settings"]
-
-JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-"""Name of the setting with the options of the driver's JVM."""
-_CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
-"""Name of the setting with the class that writes checkpoints."""
+__all__ = ["check_session", "register", "session_builder", "spark_defaults", "spark_settings", "submitted_session"]
 
 
 def spark_settings(master: str, profile: Profile = "latency") -> dict[str, str]:
@@ -58,74 +45,25 @@ def _pairs(name: str) -> dict[str, str]:
     return found
 
 
-def delta_jars(cache_dir: Path | None = None) -> list[Path]:
-    """Return Delta's jars from the cache, downloaded once. Spark does not resolve them at its start."""
-    from streaming.downloads.spark_jars import delta_jars as cached
+def submitted_session() -> SparkSession:
+    """Return the session of spark-submit or of a Spark Connect server.
 
-    return list(cached(cache_dir))
-
-
-def job_session(settings: Settings) -> SparkSession:
-    """Return the job's session: of spark-submit or a Spark Connect server, else of this process.
-
-    A session of this process prints to ``streaming.spark.log``. Raises ConfigError if Delta is not on the class path,
-    MissingExtraError without pyspark.
+    Raises ConfigError if Delta is not on the class path, MissingExtraError without pyspark.
     """
-    streaming = settings.streaming
-    if "SPARK_REMOTE" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
-        spark: SparkSession = _builder().getOrCreate()
-        _register(spark)
-    else:
-        jars = delta_jars(settings.local.cache_dir)
-        lower_priority(streaming.spark.nice)
-        more: dict[str, str | None] = {"spark.driver.memory": f"{streaming.spark.driver_memory // 1024**2}m"}
-        if "://" in streaming.root:
-            more[_CHECKPOINTS] = None
-        with printing_to(streaming.spark.log):
-            spark = local_session(jars=jars, master=streaming.spark.master, profile=streaming.spark.profile, more=more)
+    spark: SparkSession = session_builder().getOrCreate()
+    register(spark)
+    check_session(spark)
+    return spark
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raise ConfigError if the session has no Delta Lake. From here on Spark's own loggers are silent."""
     _check_delta(spark)
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # Spark also prints a rejected query as JSON. The job logs the error in one line.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
-    return spark
-
-
-def local_session(
-    name: str = "pulsebridge",
-    *,
-    jars: Sequence[Path] | None = None,
-    master: str = "local[2]",
-    profile: Profile = "latency",
-    more: Mapping[str, str | None] | None = None,
-) -> SparkSession:
-    """Return a session whose driver is this process, with Delta's jars from the cache. ``more``: settings that replace
-    those of the files; None: Spark's own default.
-    """
-    # The workers must run the same Python with the same packages.
-    os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
-    builder = _builder().appName(name).master(master)
-    pairs = {
-        **spark_settings(master, profile),
-        "spark.jars": ",".join(map(str, delta_jars() if jars is None else jars)),
-    }
-    if _spark_version() < (4, 1) and _CHECKPOINTS in pairs:
-        pairs[_CHECKPOINTS] = pairs[_CHECKPOINTS].replace(".checkpointing.", ".")
-    for key, value in {**pairs, **(more or {})}.items():
-        if value is not None:
-            builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    _register(spark)
-    return spark
-
-
-def _spark_version() -> tuple[int, int]:
-    from pyspark import __version__
-
-    major, minor = __version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _check_delta(spark: SparkSession) -> None:
@@ -145,7 +83,8 @@ def _check_delta(spark: SparkSession) -> None:
         ) from e
 
 
-def _register(spark: SparkSession) -> None:
+def register(spark: SparkSession) -> None:
+    """Make the session know the source and the sinks."""
     import sinks
     import sources
 
@@ -153,7 +92,8 @@ def _register(spark: SparkSession) -> None:
     sinks.register(spark)
 
 
-def _builder() -> Any:
+def session_builder() -> Any:
+    """Return pyspark's builder of sessions. Raises MissingExtraError without pyspark."""
     try:
         from pyspark.sql import SparkSession
     except ModuleNotFoundError as e:

@@ -105,22 +105,24 @@ def config_arguments(config: Path | None, sets: list[str] | None) -> list[str]:
 def _stream(arguments: list[str], *, print_only: bool) -> None:
     if print_only:
         from bridge.settings.loading import conf_path
+        from pulsebridge.spark_session import delta_jars
         from streaming import job
-        from streaming.session import delta_jars
 
         words = ["spark-submit", "--properties-file", str(conf_path("spark-defaults.conf"))]
         words += ["--jars", ",".join(map(str, delta_jars())), str(Path(job.__file__))]
         typer.echo(shlex.join([*words, *arguments]))
         return
+    from pulsebridge.spark_session import job_session
     from streaming.job import main
 
-    sys.exit(main(arguments))
+    sys.exit(main(arguments, job_session))
 
 
 def _package(target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
     from bridge.settings.loading import conf_path
     from pulsebridge import packing, submission
-    from streaming.session import delta_jars, spark_defaults
+    from pulsebridge.spark_session import delta_jars
+    from streaming.session import spark_defaults
 
     wanted = extras or packing.EXTRAS
     job: dict[str, object] = {}

@@ -109,9 +109,9 @@ def job_of(settings: Settings) -> Iterator[Job]:
     """Yield the pipeline in a local session; none of its flows runs."""
     from rich.console import Console
 
+    from pulsebridge.spark_session import local_session
     from streaming.job import Job
     from streaming.loading import pipeline_of
-    from streaming.session import local_session
 
     pipeline = pipeline_of(settings)  # an error in the files is reported before Spark starts
     with Console(file=sys.stderr).status("starting Spark"):

@@ -25,12 +25,12 @@ from bridge.errors import ConfigError, MissingExtraError, TerminalError, Transie
 from bridge.settings.local import LocalSettings
 from bridge.times import duration_s
 from bridge.user_folders import default_cache_dir
+from pulsebridge.downloads import distributions
+from pulsebridge.downloads.distributions import Distribution
+from pulsebridge.downloads.preflight import Finding, check_all, find_java
+from pulsebridge.downloads.spark_jars import delta_jars, delta_jars_present
 from pulsebridge.local.ports import refuse_used
 from pulsebridge.local.state import StackState, read_state
-from streaming.downloads import distributions
-from streaming.downloads.distributions import Distribution
-from streaming.downloads.preflight import Finding, check_all, find_java
-from streaming.downloads.spark_jars import delta_jars, delta_jars_present
 
 __all__ = ["bring_down", "bring_up", "fetch_all", "hours", "preflight", "show_status"]
 

@@ -23,15 +23,15 @@ import psutil
 from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
 from bridge.user_folders import default_cache_dir
+from pulsebridge.downloads import distributions
+from pulsebridge.downloads.download import Progress
+from pulsebridge.downloads.preflight import Java, check_disk, check_java, find_java, find_mosquitto, total_memory
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface, refuse_used
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.readiness import mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
 from pulsebridge.local.sizes import Sizes, sizes_for
-from streaming.downloads import distributions
-from streaming.downloads.download import Progress
-from streaming.downloads.preflight import Java, check_disk, check_java, find_java, find_mosquitto, total_memory
 
 __all__ = ["LocalStack", "ServerName"]
 

@@ -27,9 +27,9 @@ from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import EARLIEST, PulsarClient
 from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings import LocalSettings, PulsarSettings
+from pulsebridge.downloads.preflight import find_mosquitto
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.stack import LocalStack
-from streaming.downloads.preflight import find_mosquitto
 from tests.bench.ack_latency import PlayedBroker
 from tests.bench.flood import PROPERTIES, Load, Protocol, flood, prepared
 from tests.bench.processes import bench_folder, cpu_seconds, pulsebridge, running

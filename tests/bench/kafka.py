@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridge.user_folders import default_cache_dir
+from pulsebridge.downloads.distributions import locked
+from pulsebridge.downloads.ivy import Artifact, resolve
+from pulsebridge.downloads.preflight import find_java
+from pulsebridge.downloads.spark_jars import spark_modules
 from pulsebridge.local.ports import free_ports, is_free
-from streaming.downloads.distributions import locked
-from streaming.downloads.ivy import Artifact, resolve
-from streaming.downloads.preflight import find_java
-from streaming.downloads.spark_jars import spark_modules
 from tests.bench.processes import running
 
 __all__ = ["KafkaBroker", "kafka_running", "kafka_source_jars"]

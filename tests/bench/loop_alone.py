@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from bridge.errors import PulsebridgeError
 from bridge.settings import PulsarSettings
+from pulsebridge.downloads.spark_jars import delta_jars
 from pulsebridge.local.stack import LocalStack
 from sources.options import connection_options
-from streaming.downloads.spark_jars import delta_jars
 from tests.bench.kafka import KafkaBroker, kafka_running, kafka_source_jars
 from tests.bench.processes import bench_folder, pulsebridge, running
 from tests.bench.results import Figure, percentile

@@ -28,10 +28,11 @@ from bridge.settings import LocalSettings, PulsarSettings, Settings
 from bridge.settings.streaming import Profile
 from pulsebridge.audit.tables import LogTail, read_table
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.spark_session import JAVA_OPTIONS, delta_jars
 from sources.options import connection_options
 from streaming.job import Job
 from streaming.loading import pipeline_of
-from streaming.session import JAVA_OPTIONS, delta_jars, spark_defaults, spark_settings
+from streaming.session import spark_defaults, spark_settings
 from tests.bench.by_hand import by_hand
 from tests.bench.flood import field, paced, publish
 from tests.bench.loop import config_of

@@ -19,9 +19,9 @@ from bridge.errors import PulsebridgeError
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import EARLIEST, PulsarClient
 from bridge.settings import LocalSettings, PulsarSettings
+from pulsebridge.downloads.preflight import find_java
+from pulsebridge.downloads.spark_jars import delta_jars
 from pulsebridge.local.stack import LocalStack
-from streaming.downloads.preflight import find_java
-from streaming.downloads.spark_jars import delta_jars
 from tests.bench.kafka import kafka_running, kafka_source_jars
 from tests.bench.processes import bench_folder, with_logs_of
 from tests.bench.results import Figure

@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
-from streaming.downloads.preflight import find_java
+from pulsebridge.downloads.preflight import find_java
 from tests.matrix.environments import CELLS, ROOT, Cell, environment
 from tests.support.stack import session_stack
 

@@ -11,7 +11,7 @@ from importlib.metadata import requires
 from pathlib import Path
 
 from bridge.user_folders import default_cache_dir
-from streaming.downloads.distributions import locked
+from pulsebridge.downloads.distributions import locked
 
 __all__ = ["CELLS", "Cell", "environment"]
 

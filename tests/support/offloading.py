@@ -10,10 +10,10 @@ from pathlib import Path
 from bridge.pulsar.admin import rest_path
 from bridge.settings import Settings
 from bridge.user_folders import default_cache_dir
-from streaming.downloads import distributions
-from streaming.downloads.distributions import Distribution
-from streaming.downloads.ivy import Artifact
-from streaming.downloads.preflight import find_java
+from pulsebridge.downloads import distributions
+from pulsebridge.downloads.distributions import Distribution
+from pulsebridge.downloads.ivy import Artifact
+from pulsebridge.downloads.preflight import find_java
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import poll_for
 

@@ -28,13 +28,13 @@ from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.user_folders import default_cache_dir
+from pulsebridge.downloads import distributions
+from pulsebridge.downloads.preflight import find_java
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.sizes import Sizes
-from streaming.downloads import distributions
-from streaming.downloads.preflight import find_java
 from tests.support.certificates import HOST, Authority, Pem
 from tests.support.waiting import poll_for
 

@@ -27,7 +27,8 @@ def build_session(
     folder: Path, more: Mapping[str, str] | None = None, master: str = "local[2]", profile: Profile = "latency"
 ) -> SparkSession:
     """Return a local session whose warehouse and scratch files are below ``folder``; the caller stops it."""
-    from streaming.session import JAVA_OPTIONS, local_session, spark_settings
+    from pulsebridge.spark_session import JAVA_OPTIONS, local_session
+    from streaming.session import spark_settings
 
     jars = os.environ.get(DELTA_JARS)
     for name in ("events", "tmp"):

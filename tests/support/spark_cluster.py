@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from pulsebridge.downloads.preflight import find_java
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server, last_lines
-from streaming.downloads.preflight import find_java
 from tests.support.waiting import poll_for
 
 __all__ = ["SparkHome", "standalone"]

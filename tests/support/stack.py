@@ -14,8 +14,8 @@ from bridge.settings import Settings
 from bridge.settings.local import LocalSettings
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.downloads.preflight import find_mosquitto
 from pulsebridge.local.stack import LocalStack
-from streaming.downloads.preflight import find_mosquitto
 from tests.support.waiting import patient
 
 

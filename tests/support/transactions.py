@@ -19,12 +19,12 @@ from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.user_folders import default_cache_dir
+from pulsebridge.downloads import distributions
+from pulsebridge.downloads.preflight import find_java
 from pulsebridge.local.ports import free_ports, loopback_interface
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.sizes import Sizes
-from streaming.downloads import distributions
-from streaming.downloads.preflight import find_java
 from tests.support.waiting import patient, poll_for
 
 __all__ = ["JavaClient", "java_client", "running_pulsar"]

@@ -20,6 +20,7 @@ from bridge.errors import TerminalError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import MessageId, PulsarClient, Reader
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.downloads.preflight import find_java
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server
@@ -27,7 +28,6 @@ from pulsebridge.local.readiness import mqtt_round_trip, pulsar_healthy, pulsar_
 from pulsebridge.local.sizes import sizes_for
 from pulsebridge.local.stack import LocalStack
 from pulsebridge.local.state import read_state
-from streaming.downloads.preflight import find_java
 from tests.support import mqtt_packets as mqtt
 from tests.support.raw_mqtt import RawMqtt
 from tests.support.stack import new_stack, provisioned

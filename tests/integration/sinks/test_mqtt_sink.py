@@ -19,13 +19,13 @@ from bridge.errors import TransientError
 from bridge.mqtt.device import DeviceClient, probe
 from bridge.mqtt.types import Message
 from bridge.settings.mqtt import MqttSettings
+from pulsebridge.downloads.preflight import find_mosquitto
 from pulsebridge.local.mqtt_servers import mosquitto_config
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.stack import LocalStack
 from sinks.mqtt_rows import Plan, Publish
 from sinks.mqtt_writer import write as write_task
 from sinks.options import read_mqtt_options
-from streaming.downloads.preflight import find_mosquitto
 from tests.support.stack import mqtt_settings, new_stack
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import poll_for

@@ -22,9 +22,10 @@ from bridge import contract
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import provision_commands
 from bridge.settings import PulsarSettings
+from pulsebridge.downloads.preflight import find_java
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server, last_lines
-from streaming.downloads.preflight import find_java
+from pulsebridge.processes import pulsebridge_command
 from tests.support.delta_rows import delta_rows
 from tests.support.waiting import patient, poll_for
 
@@ -89,7 +90,8 @@ def spark_command(name: str) -> str:
 
 def spark_options(folder: Path) -> list[str]:
     """Return what spark-submit and spark-pipelines are given: the settings of ``conf/``, and Delta's jars."""
-    from streaming.session import delta_jars, spark_settings
+    from pulsebridge.spark_session import delta_jars
+    from streaming.session import spark_settings
 
     settings = spark_settings("local[2]") | {
         # Threads of spark-pipelines do not find what spark.jars names.
@@ -180,14 +182,7 @@ def job(config: dict[str, Any], folder: Path, *words: str, **more: str) -> subpr
     folder.mkdir(exist_ok=True)
     streaming = {**config["streaming"], "root": str(folder / "lakehouse"), "subscription": folder.name}
     (folder / "pulsebridge.yaml").write_text(yaml.safe_dump({**config, "streaming": streaming}), "utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "streaming.job",
-        "--config",
-        str(folder / "pulsebridge.yaml"),
-        "--available-now",
-    ]
+    command = pulsebridge_command("stream", "--config", str(folder / "pulsebridge.yaml"), "--available-now")
     return subprocess.run(
         [*command, *words], env=environment(**more), cwd=folder, timeout=patient(300), check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from bridge import contract
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import provision_commands
 from pulsebridge.local.ports import free_ports
+from pulsebridge.processes import pulsebridge_command
 from sources.subscriptions import retained_topics
 from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
@@ -92,7 +92,7 @@ class Driver:
         settings = merged(self.settings, {"streaming": streaming})
         config = self.folder / "pulsebridge.yaml"
         config.write_text(yaml.safe_dump(settings), "utf-8")
-        command = [sys.executable, "-m", "streaming.job", "--config", str(config), *words]
+        command = pulsebridge_command("stream", "--config", str(config), *words)
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ}, start_new_session=True

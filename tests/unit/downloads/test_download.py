@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import TerminalError
-from streaming.downloads.download import download
+from pulsebridge.downloads.download import download
 
 BODY = bytes(range(256)) * 4096
 DIGEST = hashlib.sha512(BODY).hexdigest()

@@ -8,9 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pulsebridge.local.lifecycle import hours
-from streaming.downloads.distributions import ARTEMIS, PULSAR, unpack
-from streaming.downloads.ivy import (
+from pulsebridge.downloads.distributions import ARTEMIS, PULSAR, unpack
+from pulsebridge.downloads.ivy import (
     Artifact,
     artifact_path,
     ivy_module,
@@ -18,6 +17,7 @@ from streaming.downloads.ivy import (
     proxy_properties,
     root_from_ivydata,
 )
+from pulsebridge.local.lifecycle import hours
 
 ARTIFACT = Artifact("org.example", "thing", "1.2", "tar.gz", "bin")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streaming.downloads import preflight
-from streaming.downloads.preflight import (
+from pulsebridge.downloads import preflight
+from pulsebridge.downloads.preflight import (
     check_disk,
     check_java,
     check_memory,

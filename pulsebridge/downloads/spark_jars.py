@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bridge.errors import MissingExtraError, TerminalError
 from bridge.user_folders import default_cache_dir
-from streaming.downloads.distributions import locked
-from streaming.downloads.ivy import Artifact, find_ivy_jar, resolve
-from streaming.downloads.preflight import JAVA_MAJORS, find_java
+from pulsebridge.downloads.distributions import locked
+from pulsebridge.downloads.ivy import Artifact, find_ivy_jar, resolve
+from pulsebridge.downloads.preflight import JAVA_MAJORS, find_java
 
 __all__ = ["delta_jars", "delta_jars_present", "spark_modules"]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import structlog
 
 from bridge.errors import TerminalError, TransientError
-from streaming.downloads.download import Progress, download, sha512_of
-from streaming.downloads.ivy import Artifact, artifact_path, repository_root, resolve
+from pulsebridge.downloads.download import Progress, download, sha512_of
+from pulsebridge.downloads.ivy import Artifact, artifact_path, repository_root, resolve
 
 __all__ = [
     "ARTEMIS",

@@ -1,6 +1,6 @@
 """Checks the requirements of a machine before an installation: Python, Java, venv, disk, memory.
 
-It runs as ``python3 streaming/downloads/preflight.py`` before a virtual environment exists, so it imports only the
+It runs as ``python3 pulsebridge/downloads/preflight.py`` before a virtual environment exists, so it imports only the
 standard library and nothing of this project. ``pulsebridge up`` shows the same findings. It names what is missing, with
 the remedy, and installs nothing.
 """

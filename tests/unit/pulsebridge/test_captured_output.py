@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import ConfigError
-from streaming.captured_output import printing_to
+from pulsebridge.captured_output import printing_to
 from tests.support.waiting import poll_for
 
 _CHILD = """import sys

@@ -1,0 +1,92 @@
+"""Spark sessions whose driver is this process, for `pulsebridge stream`, notebooks and tests: with Delta's jars from the
+cache, and the settings of one machine.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bridge.settings import Settings
+from pulsebridge.captured_output import printing_to
+from pulsebridge.niceness import lower_priority
+from sources.python_start import local_python
+from streaming.session import check_session, register, session_builder, spark_settings, submitted_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from bridge.settings.streaming import Profile
+
+__all__ = ["JAVA_OPTIONS", "delta_jars", "job_session", "local_session"]
+
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+"""Name of the setting with the options of the driver's JVM."""
+_CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
+"""Name of the setting with the class that writes checkpoints."""
+
+
+def delta_jars(cache_dir: Path | None = None) -> list[Path]:
+    """Return Delta's jars from the cache, downloaded once. Spark does not resolve them at its start."""
+    from pulsebridge.downloads.spark_jars import delta_jars as cached
+
+    return list(cached(cache_dir))
+
+
+def job_session(settings: Settings) -> SparkSession:
+    """Return the job's session: of spark-submit or a Spark Connect server, else of this process.
+
+    A session of this process prints to ``streaming.spark.log``. Raises ConfigError if Delta is not on the class path,
+    MissingExtraError without pyspark.
+    """
+    if "SPARK_REMOTE" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return submitted_session()
+    jars = delta_jars(settings.local.cache_dir)
+    given = settings.streaming.spark
+    lower_priority(given.nice)
+    more: dict[str, str | None] = {"spark.driver.memory": f"{given.driver_memory // 1024**2}m"}
+    if "://" in settings.streaming.root:
+        more[_CHECKPOINTS] = None
+    with printing_to(given.log):
+        spark = local_session(jars=jars, master=given.master, profile=given.profile, more=more)
+    check_session(spark)
+    return spark
+
+
+def local_session(
+    name: str = "pulsebridge",
+    *,
+    jars: Sequence[Path] | None = None,
+    master: str = "local[2]",
+    profile: Profile = "latency",
+    more: Mapping[str, str | None] | None = None,
+) -> SparkSession:
+    """Return a session whose driver is this process, with Delta's jars from the cache. ``more``: settings that replace
+    those of the files; None: Spark's own default.
+    """
+    # The workers must run the same Python with the same packages.
+    os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
+    builder = session_builder().appName(name).master(master)
+    pairs = {
+        **spark_settings(master, profile),
+        "spark.jars": ",".join(map(str, delta_jars() if jars is None else jars)),
+    }
+    if _spark_version() < (4, 1) and _CHECKPOINTS in pairs:
+        pairs[_CHECKPOINTS] = pairs[_CHECKPOINTS].replace(".checkpointing.", ".")
+    for key, value in {**pairs, **(more or {})}.items():
+        if value is not None:
+            builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def _spark_version() -> tuple[int, int]:
+    from pyspark import __version__
+
+    major, minor = __version__.split(".")[:2]
+    return int(major), int(minor)
