@@ -2,20 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bridge.contract.commands import CommandPosition
+from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
-from bridge.push.cursor import Cursor, OwnerRecord
-from bridge.push.cursor_records import CursorRecords, owner_record
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
+from bridge.push.partition import Partition
+from bridge.push.position_reader import leave_out_foreign, record_key
 from bridge.push.position_tags import new_secret
-from bridge.push.stored_message import leave_out_foreign, record_key
+from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
 
-__all__ = ["CursorLog", "Cursors", "Failed", "Stored", "Writes"]
+__all__ = [
+    "CursorLog",
+    "CursorRecords",
+    "CursorRewriter",
+    "Cursors",
+    "CursorsAged",
+    "CursorsForgotten",
+    "Failed",
+    "Stored",
+    "Writes",
+    "owner_record",
+]
+
+_OURS: Final = "\0"
+"""Keys that begin with it are push's own, and of no device."""
+_A_CURSOR: Final = b'"position":'
+_AN_OWNER: Final = b'"owner":'
+_A_TERM: Final = b'"term":'
+_LATE: Final = -1
+
+
+def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
+    """Return the record of an owner, None for any other. Raises ContractError for one that cannot be read."""
+    return OwnerRecord.decode(payload) if key == OWNER_KEY and not _is_foreign(key, payload) else None
+
+
+def _is_foreign(key: str, payload: bytes) -> bool:
+    """Whether a record under one of push's own keys says nothing that push would write there.
+
+    Where earlier releases took a command to a device of such a name, push itself wrote its cursor there.
+    """
+    if not key.startswith(_OURS):
+        return False
+    if key == OWNER_KEY:
+        return _AN_OWNER not in payload
+    if key == TERM_KEY:
+        return _A_TERM not in payload
+    device = ids_device(key) or segment_device(key)
+    return not device or device.startswith(_OURS) or _A_CURSOR in payload
+
+
+class CursorRecords:
+    """Cursors by device, segments of parked ids by device and key, and the last record of an owner.
+
+    ``whole`` adds the ids that are stored apart to their cursors, and finds those without a cursor.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """``capacity`` is how many settled ids each cursor remembers."""
+        self._capacity = capacity
+        self.by_device: dict[str, Cursor] = {}
+        self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
+        self.stale: set[str] = set()
+        """Devices whose last record is outdated: the cursor is to be written again."""
+        self.uncertain: set[str] = set()
+        """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
+        compacted away, and its commands since may have been sent."""
+        self.orphans: list[str] = []
+        """Devices of which nothing but ids is there: no owner would ever write these records again, or read them."""
+        self.unread_ids: list[tuple[str, str]] = []
+        """Key and reason of those that ``whole`` left out."""
+        self.owner: OwnerRecord | None = None
+        self.secret: bytes | None = None
+        """The partition's secret, from the last term that began; None before the first."""
+        self._last_begun: str | None = None  # the writer of the last term that began; None before the first
+        self._terms: dict[str, int] = {}  # of writers, in the order in which they began
+        self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
+        self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
+
+    def take(self, key: str, payload: bytes, writer: str = "") -> bool:
+        """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
+        a foreign one, which counts for nothing. Raises ContractError for one that cannot be read, or not by this
+        release: the takeover goes on without it. What its device had is unknown then, so its commands are sent again,
+        marked as repetitions.
+        """
+        if _is_foreign(key, payload):
+            return False
+        try:
+            self._take(key, payload, writer)
+        except ContractError:
+            if not key.startswith(_OURS) and name_problem(key, MAX_NAME_BYTES) is None:
+                self.by_device.setdefault(key, Cursor(self._capacity))
+                self.uncertain.add(key)
+            raise
+        return True
+
+    def _take(self, key: str, payload: bytes, writer: str) -> None:
+        term = self._term_of(writer)
+        if key == TERM_KEY:
+            self.secret = read_term(payload)
+            self._last_begun = writer
+        elif key == OWNER_KEY:
+            self.owner = OwnerRecord.decode(payload)
+        elif (ids_of := ids_device(key)) is not None:
+            self._take_ids(ids_of, payload, term)
+        elif (parked_for := segment_device(key)) is not None:
+            if payload:
+                self.parked[parked_for][key] = payload
+            else:
+                self.parked[parked_for].pop(key, None)
+        elif not payload:
+            self.by_device.pop(key, None)  # a tombstone
+            self._ids.pop(key, None)
+        else:
+            self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+
+    def _term_of(self, writer: str) -> int:
+        """Return where a record belongs in the order of the owners. The last term that began shows it better than the first
+        record of a writer: what another writer has behind it is late, whatever was compacted away.
+        """
+        term = self._terms.setdefault(writer, len(self._terms))
+        return term if self._last_begun in (None, writer) else _LATE
+
+    def whole(self) -> dict[str, Cursor]:
+        """Return the cursors with all their ids, once all records were read. Ids that cannot be read are left out."""
+        while self._ids:
+            device, by_term = self._ids.popitem()
+            cursor = self.by_device.get(device)
+            if cursor is not None:
+                for _, payload in sorted(by_term.items(), reverse=True):
+                    try:
+                        cursor.with_ids(payload)  # before those that are known: the older ones come last
+                    except ContractError as e:
+                        self.unread_ids.append((ids_key(device), str(e)))
+            else:
+                self.orphans.append(device)
+        self.stale.intersection_update(self.by_device)
+        self.uncertain.intersection_update(self.by_device)
+        return self.by_device
+
+    def _take_ids(self, device: str, payload: bytes, term: int) -> None:
+        """One owner's ids include those of the owners before; a late write of a former owner may have some more."""
+        if not payload:
+            self._ids.pop(device, None)
+            return
+        known = self._ids.setdefault(device, {})
+        if not self._capacity:
+            return
+        if known and term < max(known):
+            self.stale.add(device)
+        else:
+            known.clear()
+        known[term] = payload
+
+    def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
+        """Add a cursor. A write of a replaced owner may be stored when its successor leaves: it has the lower position, or
+        does not know of commands that the successor sends again (H26).
+        """
+        earlier = self.by_device.get(device)
+        if term != _LATE:
+            self.uncertain.discard(device)
+        elif earlier is None:  # else nothing between is hidden: of what is compacted one record is left
+            self.uncertain.add(device)
+        goes_back = earlier is not None and earlier.resend_from is not None and term < self._back_in[device]
+        if earlier is not None and (earlier.position > cursor.position or goes_back):
+            cursor, earlier = earlier, cursor
+            self.stale.add(device)
+        elif cursor.resend_from is not None:
+            self._back_in[device] = term
+        if earlier is not None and device in self.stale:
+            cursor.merge(earlier)
+        self.by_device[device] = cursor
+
 
 _READ_PATIENCE_MS: Final = 10_000
 _SHOWN: Final = 80
@@ -190,3 +357,127 @@ class CursorLog:
 
     def _note(self, message_id: MessageId) -> None:
         self.last_stored = message_id
+
+
+_WRITTEN_AT_ONCE: Final = 1000
+"""Cursors that are written again, without a receipt so far: other writes must find room in the queue."""
+_STEP_S: Final = 0.1
+_STEP_DEVICES: Final = 20
+_STEP_BYTES: Final = 100_000
+"""So much in such a time if it is not urgent: a twentieth of a core at most. A device with more than that, in thousands of
+parked commands, delays the next step."""
+_ID_BYTES: Final = 40
+"""What a parked command takes in a segment, about."""
+_UNANSWERED: Final = 300
+"""While Pulsar has so many writes to answer, rewriting waits: Pulsar is slow or unreachable, and a full queue ends the
+session."""
+
+
+class CursorsForgotten:
+    """Event: the cursors topic was deleted and re-created, without its records."""
+
+
+class CursorsAged:
+    """Event: the oldest record of the cursors partition is old."""
+
+
+class CursorRewriter:
+    """The records of one partition that are to be written again.
+
+    After a takeover: what a former owner wrote late; behind it the record that our term begins, and then, for each
+    device, what we know of it. At once: everything, if Pulsar has lost the partition, because only its owner knows what
+    it contained. And slowly: records that are a day old; records of devices that do not exist any more are removed.
+
+    The retention subscription of the partition stays before the oldest record that is still the last of its key. So
+    each of them is in the log itself, and not in Pulsar's compacted view alone; by rewriting old records the owner lets
+    the subscription move on, and the log does not grow for ever. The view alone is not safe: if Pulsar dies while it
+    compacts, its horizon is behind the view it had, and readers get the first hundred entries of that and then the log
+    (apache/pulsar#25118).
+    """
+
+    def __init__(self, cursors: CursorLog) -> None:
+        self._log = cursors
+        self._lost: deque[str] = deque()
+        self._aged: deque[str] = deque()
+        self._orphans: deque[str] = deque()
+        self._parked_bytes = 0  # of a device, on the average
+        self._being_written = 0
+        self._term_follows = False  # written behind what is being rewritten
+        self._next = 0.0
+        self._secret = b""  # of the partition, once it is taken over
+
+    def taken_over(self, found: Cursors, horizon: CommandPosition | None) -> None:
+        """Write outdated cursors again, and then that our term begins. ``horizon``: the last command; up to there a device
+        may have received commands that no record shows, which an owner that dies meanwhile leaves to the next.
+        """
+        self._secret = found.secret
+        for device in found.uncertain:
+            found.by_device[device].maybe_seen_to = horizon
+        for device in found.stale | found.uncertain:
+            self._log.write_cursor(found.by_device[device].records(device, whole=True), None)
+        self._write_term()
+        self.remove_ids(found.orphans)
+
+    def _write_term(self) -> None:
+        self._log.write_record(TERM_KEY, term_record(self._secret), None)
+        self._term_follows = False
+
+    def begin(self, event: CursorsForgotten | CursorsAged, core: Partition) -> None:
+        """Note what is to be written."""
+        if isinstance(event, CursorsAged):
+            self._aged = deque(core.devices.stored)
+            self._term_follows = True
+            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, len(self._aged))
+            return
+        self._write_term()
+        self._lost = deque(core.devices.with_cursors)
+        self._aged.clear()
+        core.segments.rewrite_all(time.time_ns() // 1000)
+
+    def remove_ids(self, orphans: Iterable[str]) -> None:
+        """Remove the ids of devices without any other record: no owner would write them again."""
+        self._orphans.extend(orphans)
+
+    def turn(self, core: Partition, now: float) -> None:
+        """Write some; ``now`` in seconds of the monotonic clock."""
+        while self._lost and self._being_written < _WRITTEN_AT_ONCE:
+            device = self._lost.popleft()
+            cursor = core.devices.cursor_of(device)
+            if cursor is not None:
+                self._being_written += 1
+                self._log.write_cursor(cursor.records(device, whole=True), CursorsForgotten)
+        if now >= self._next and self._log.unanswered < _UNANSWERED:
+            self._step(core, now)
+
+    def _step(self, core: Partition, now: float) -> None:
+        devices = size = 0
+        while self._orphans and devices < _STEP_DEVICES:
+            orphan = self._orphans.popleft()
+            devices += 1
+            if (
+                core.devices.cursor_of(orphan) is None
+            ):  # else the device exists again, and they are written with its cursor
+                self._log.write_record(ids_key(orphan), b"", None)
+        while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
+            device = self._aged.popleft()
+            core.segments.rewrite(device)
+            size += self._parked_bytes
+            cursor = core.devices.cursor_of(device)
+            if cursor is not None:
+                records = cursor.records(device, all_keys=True)
+                size += sum(len(key) + len(payload) for key, payload in records)
+                self._log.write_cursor(records, None)
+            devices += 1
+        if self._term_follows and not self._aged:
+            self._write_term()
+        self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
+
+    def drain(self) -> None:
+        """Leave to the next owner what is not urgent. Our term must not be the oldest record."""
+        self._aged.clear()
+        self._write_term()
+        self._orphans.clear()
+
+    def stored(self) -> None:
+        """One that was written with the token ``CursorsForgotten`` is stored."""
+        self._being_written -= 1

@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Outbox, Push
 from bridge.push.command import Answer, TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.settlement import Settlement
 from bridge.push.states import CommandEvent, CommandState

@@ -34,14 +34,14 @@ from bridge.push.actions import (
 )
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
-from bridge.push.groups.indexed import GONE, Indexed, Lost
+from bridge.push.groups.payloads import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
-from bridge.push.stored_message import StoredMessage
 from bridge.push.threads import Budget
 from bridge.push.tracing import Observer
 from bridge.settings import Settings

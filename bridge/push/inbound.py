@@ -24,8 +24,7 @@ from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answe
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.presence import PresenceRules
-from bridge.push.presence_log import Seen
+from bridge.push.presence import PresenceRules, Seen
 from bridge.settings import Settings
 
 __all__ = ["Inbound"]

@@ -1,4 +1,4 @@
-"""An owner: the shell around the core of a partition that this process owns."""
+"""An owner: the shell around the core of a partition that this process owns, with its clock and its retention."""
 
 from __future__ import annotations
 
@@ -12,25 +12,153 @@ from bridge.contract.commands import CommandPosition
 from bridge.health import Part
 from bridge.mqtt.types import Disconnected
 from bridge.push.connection import Connection, Receiver
-from bridge.push.cursor_log import Stored
-from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorRewriter, CursorsAged, CursorsForgotten, Stored
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource
 from bridge.push.position_tags import PositionTags
-from bridge.push.presence_log import Seen
-from bridge.push.puller import Copied, Pulled
+from bridge.push.presence import Seen
+from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found
-from bridge.push.retention_mover import RetentionMover
 from bridge.push.threads import Budget
 from bridge.push.tracing import Observer, Tracer
-from bridge.push.wall_clock import WallClock
 from bridge.settings import Settings
 
-__all__ = ["Owner"]
+__all__ = ["Owner", "RetentionMover", "RetentionPosition", "WallClock"]
+
+_STEP_S: Final = 1.0
+"""A clock that is slewed goes back by less, and the clock that it is compared with is slewed with it."""
+
+
+class WallClock:
+    """Detects whether the clock was set back since it was made.
+
+    The core gets the time in µs since the epoch, because expiries and signs of life have it. A clock that is set back
+    makes every wait that began before longer: after an hour back, a parked device ignores signs of life for an hour,
+    because they seem older than its absence. So the session ends, and the partition is taken over again from what is
+    stored. A clock that is set forward ends waits early, which costs a repetition at most.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = _ahead_s()
+
+    def was_set_back(self, partition: int) -> bool:
+        """Return whether the clock was set back, and log it."""
+        back_s = self.set_back_s()
+        if back_s:
+            log.warning(
+                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
+                partition=partition,
+                seconds=round(back_s, 1),
+            )
+        return back_s > 0
+
+    def set_back_s(self) -> float:
+        """Return by how many seconds the clock was set back, 0.0 where it was not. It may have been set ahead before."""
+        ahead = _ahead_s()
+        self._ahead_s = max(self._ahead_s, ahead)
+        back = self._ahead_s - ahead
+        return back if back > _STEP_S else 0.0
+
+
+def _ahead_s() -> float:
+    return time.time_ns() / 1e9 - time.monotonic()
+
+
+_FIRST_S: Final = 5.0
+_EVERY_S: Final = 60.0
+
+
+class RetentionPosition:
+    """Where the subscription is, as its owner knows. Positions within an entry count as one."""
+
+    def __init__(self, horizon: CommandPosition | None) -> None:
+        """``horizon``: the last command of the topic at the takeover; None for none."""
+        self._horizon = horizon
+        self._at: CommandPosition | None = None
+        self._repeats = False
+
+    def forward(self, to: CommandPosition | None) -> CommandPosition | None:
+        """Return where to seek, None for nowhere; nothing before ``to`` is needed, None if that is unknown."""
+        if to is None:
+            return None
+        ahead = self._at is None or to[:2] > self._at[:2]
+        self._at = to
+        beyond = self._horizon is None or to[:2] >= self._horizon[:2]
+        self._repeats = self._repeats and not beyond
+        return to if ahead else None
+
+    def back(self, to: CommandPosition | None) -> CommandPosition | None:
+        """Return where to seek unless it is before that, None for nowhere; everything from ``to`` on is needed again."""
+        if to is None:
+            return None
+        self._repeats = self._horizon is not None
+        if self._at is not None and to[:2] >= self._at[:2]:
+            return None
+        self._at = to
+        return to
+
+    def repeated(self) -> CommandPosition | None:
+        """Return where to seek again unless it is before that, None for nowhere."""
+        return self._at if self._repeats else None
+
+
+class RetentionMover:
+    """Scans for what the core needs, and moves the subscriptions of commands and relocated commands.
+
+    Moves the retention subscription of a partition's parked commands, behind which Pulsar may trim.
+
+    It moves forward with what the core needs no more, and back if a device gets again what was released before. Every
+    process that may consume can move it, also a former owner that was stopped while it moved the subscription, and
+    continues hours later. Such a process knows of no command that came after our takeover. So after a move back the
+    subscription is moved there again at each scan, until it belongs behind the last command of our takeover: what a
+    former owner releases is retained again before long, and Pulsar deletes nothing of it unless it trims in between.
+    """
+
+    def __init__(
+        self, core: Partition, puller: Puller, horizon: CommandPosition | None, *, every_s: float, now: float
+    ) -> None:
+        """``horizon``: the last command at the takeover. A scan begins ``every_s`` seconds after the last one ended, 0 for
+        the default, and a minute after it at the latest; ``now`` in seconds of the monotonic clock.
+        """
+        self._retention = core.retention
+        self._resume = core.resume
+        self._puller = puller
+        self._position = RetentionPosition(horizon)
+        self._every_s = min(_EVERY_S, every_s or _EVERY_S)
+        self._next = now + _FIRST_S
+        self._copies_from: CommandPosition | None = None
+
+    def turn(self, now: float, now_us: int, *, proven: bool) -> None:
+        """Continue the scan, and let Pulsar trim what no device needs, if the ownership is ``proven`` (H25)."""
+        retention = self._retention
+        if not retention.scanning and now >= self._next:
+            retention.begin_scan()
+        if retention.scan(now_us):
+            self._next = now + self._every_s
+            position = retention.trims_to(now_us)
+            if proven:
+                self._move(position)
+
+    def _move(self, position: CommandPosition | None) -> None:
+        self._seek(self._position.forward(position))
+        self._seek(self._position.repeated(), back=True)
+        copy = None if position is None else self._retention.keeps_copies_from()
+        if copy is not None and (self._copies_from is None or copy[:2] > self._copies_from[:2]):
+            self._copies_from = copy
+            self._puller.retain_from(copy, relocated=True)
+
+    def move_back(self) -> None:
+        """Retain what is sent again, before it is trimmed; what was before it is released later."""
+        self._seek(self._position.back(self._resume.resends_from), back=True)
+
+    def _seek(self, position: CommandPosition | None, *, back: bool = False) -> None:
+        if position is not None:
+            self._puller.retain_from(position, back=back)
+
 
 log = structlog.get_logger("push")
 

@@ -13,9 +13,8 @@ from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.push.actions import Ack, Outbox
 from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.presence import Presence
 from bridge.push.probes import Probes

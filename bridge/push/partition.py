@@ -29,21 +29,19 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Action, Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
 from bridge.push.device import Devices
 from bridge.push.flights import Flights
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.parking import Parking
 from bridge.push.presence import Presence
 from bridge.push.probes import Probes
-from bridge.push.relocation import Relocation
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
 from bridge.push.resume_requests import ResumeRequest
-from bridge.push.retention import Retention
+from bridge.push.retention import Relocation, Retention
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import Settlement
 from bridge.push.states import CommandState, Mode

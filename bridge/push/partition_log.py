@@ -30,11 +30,11 @@ from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.topic_end import end_of
 from bridge.push.actions import FindCommands
 from bridge.push.cursor_log import CursorLog, Failed, Writes
-from bridge.push.presence_log import PresenceLog
+from bridge.push.position_reader import StoredMessage, stored_message
+from bridge.push.presence import PresenceLog
 from bridge.push.puller import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog
-from bridge.push.stored_message import StoredMessage, stored_message
 from bridge.push.threads import Budget, reporting_failure
 from bridge.settings.pulsar import PulsarSettings
 

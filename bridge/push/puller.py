@@ -34,9 +34,8 @@ from bridge.pulsar.client import (
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.push.actions import Copy, Pull
-from bridge.push.position_reader import PositionReader
+from bridge.push.position_reader import PositionReader, StoredMessage, position_of
 from bridge.push.segments import GONE
-from bridge.push.stored_message import StoredMessage, position_of
 from bridge.push.threads import Budget, reporting_failure
 
 __all__ = ["Copied", "Pulled", "Puller", "wanted_by"]

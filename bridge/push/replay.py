@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
 from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import DUPLICATE, Settlement

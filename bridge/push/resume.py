@@ -28,9 +28,8 @@ from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.parking import Parking
 from bridge.push.replay import Replay

@@ -5,7 +5,7 @@ in the cursors partition under keys of their own, at most 256 in each, and write
 segment belongs to the owner that began it: a later owner reads it and removes it, and appends to segments of its own, so a
 late write of a former owner replaces nothing.
 
-A command that is parked for very long is copied to a topic of its own (``relocation``). It keeps its position; the position
+A command that is parked for very long is copied to a topic of its own (``retention``). It keeps its position; the position
 of its copy is stored beside it, in a segment of a second version.
 """
 

@@ -7,10 +7,9 @@ from typing import Final
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Outbox
 from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Unproven
 from bridge.push.device import Device, Devices
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.segments import ParkedId
 from bridge.push.states import PASSABLE, CommandEvent, CommandState, Mode

@@ -30,9 +30,9 @@ from bridge.push.actions import Ack, Action, DeadLetter, Pull, Push, StoreCursor
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
+from bridge.push.position_reader import StoredMessage
 from bridge.push.puller import Pulled
 from bridge.push.states import Mode
-from bridge.push.stored_message import StoredMessage
 
 __all__ = ["EVERYTHING", "Observer", "Tracer", "Traces"]
 

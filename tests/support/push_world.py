@@ -29,7 +29,7 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
-from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_log import CursorRecords
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.resume_requests import ResumeRequest

@@ -38,9 +38,8 @@ from bridge.pulsar.client import (
     properties_of,
 )
 from bridge.pulsar.topic_end import Ledgers, read_partition
-from bridge.push.position_reader import PositionReader
+from bridge.push.position_reader import PositionReader, StoredMessage, position_of, record_key
 from bridge.push.segments import GONE
-from bridge.push.stored_message import StoredMessage, position_of, record_key
 
 __all__ = [
     "OLDEST",

@@ -14,7 +14,7 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError
 from bridge.push.cursor import BEFORE_ALL, Cursor, OwnerRecord
-from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_log import CursorRecords
 from bridge.push.segments import Parked, ParkedId, decode_segment
 
 __all__ = ["DeviceView", "PartitionView", "Waiting"]

@@ -40,7 +40,7 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.errors import as_our_error
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.stored_message import leave_out_foreign, record_key
+from bridge.push.position_reader import leave_out_foreign, record_key
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]

@@ -33,10 +33,9 @@ from bridge.push.groups.expanding import (
     WriteEntries,
 )
 from bridge.push.groups.log import GroupLog, Stopped
-from bridge.push.groups.membership import Membership
-from bridge.push.groups.table import KnownDevices, MemberTable
+from bridge.push.groups.membership import KnownDevices, Membership, MemberTable
 from bridge.push.metrics import GroupMetrics
-from bridge.push.stored_message import position_of
+from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner"]

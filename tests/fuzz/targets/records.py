@@ -23,7 +23,7 @@ from bridge.mqtt.envelope import message_of
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unproven, read_term, term_record
-from bridge.push.cursor_records import CursorRecords, owner_record
+from bridge.push.cursor_log import CursorRecords, owner_record
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition

@@ -14,7 +14,7 @@ from bridge.contract import (
 )
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.provisioning import CURSOR_RETENTION, provision_commands
-from bridge.push.topics import TopicWatch
+from bridge.push.worker import TopicWatch
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (

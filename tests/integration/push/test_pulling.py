@@ -16,9 +16,8 @@ from bridge.pulsar.topic_end import end_of, ledgers_of
 from bridge.push import position_reader
 from bridge.push.actions import Copy
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.position_reader import PositionReader
+from bridge.push.position_reader import PositionReader, position_of
 from bridge.push.puller import Puller
-from bridge.push.stored_message import position_of
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.clock import set_clock

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.push.cursor import BEFORE_ALL, MAX_UNPROVEN, Cursor, OwnerRecord, Unproven, ids_key
-from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_log import CursorRecords
 from bridge.push.remembered_ids import DAYS, MORE
 from bridge.push.segments import ParkedId
 

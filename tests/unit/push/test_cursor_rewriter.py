@@ -10,8 +10,7 @@ import pytest
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import StoreSegment
 from bridge.push.cursor import Cursor, ids_key
-from bridge.push.cursor_log import CursorLog
-from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged
+from bridge.push.cursor_log import CursorLog, CursorRewriter, CursorsAged
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked, ParkedId, segment_key

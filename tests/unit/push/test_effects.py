@@ -18,8 +18,8 @@ from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
-from bridge.push.stored_message import StoredMessage
 from bridge.push.threads import Budget
 from bridge.settings import Settings
 

@@ -15,17 +15,16 @@ from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.cursor_log import CursorLog, Writes
-from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
 from bridge.push.effects import Effects
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource, PartitionLog, receive_commands
+from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
 from bridge.push.segments import read_segment, segment_key
-from bridge.push.stored_message import StoredMessage
 from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage as Record

@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
 from bridge.push.actions import Push
-from bridge.push.groups.indexed import Indexed, Lost
-from bridge.push.groups.payloads import PayloadCache, Payloads
+from bridge.push.groups.payloads import Indexed, Lost, PayloadCache, Payloads
 from bridge.push.metrics import GroupMetrics
 from bridge.push.position_reader import PositionReader
 from bridge.settings import Settings

@@ -12,9 +12,7 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_key, read_term, term_record
-from bridge.push.cursor_log import CursorLog, Cursors
-from bridge.push.cursor_records import CursorRecords
-from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, Cursors, CursorsAged, CursorsForgotten
 from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked, ParkedId, segment_key

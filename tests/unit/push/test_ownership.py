@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.ownership import OwnRecord
+from bridge.push.connection import OwnRecord
 
 
 def record(entry: int) -> MessageId:

@@ -11,7 +11,7 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.topics import backlogs
+from bridge.push.worker import backlogs
 
 TOPIC = "persistent://public/system/commands"
 
