@@ -36,7 +36,6 @@ from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
 from bridge.pulsar.client import (
     EARLIEST,
-    Message,
     MessageId,
     PulsarClient,
     key_of,
@@ -51,8 +50,10 @@ from bridge.pulsar.provisioning_plan import (
     group_needs,
     instances_need,
 )
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
 from bridge.pulsar.watch import Watch
+from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
 __all__ = [
@@ -194,7 +195,7 @@ class _Reading:
             message = received(consumer.receive, _RECEIVE_MS, f"reading {self._partition}")
             if message is None:
                 return
-            yield LogRecord(_position(message), message.message_id())
+            yield LogRecord(position_of(message.message_id()), message.message_id())
 
     def view(self, start: MessageId) -> Generator[ViewRecord]:
         """Yield what the compacted view has, from ``start`` to its present end."""
@@ -209,10 +210,9 @@ class _Reading:
                 key = key_of(message)
                 if key != "" or message.data():
                     self._seen += len(message.data())
-                    yield ViewRecord(_position(message), message.publish_timestamp(), key is None)
+                    yield ViewRecord(position_of(message.message_id()), message.publish_timestamp(), key is None)
         finally:
-            with our_errors(f"closing the reader of {self._partition}"):
-                reader.close()
+            close_quietly(reader)
 
     def follow_oldest(self, consumer: Any, subscription: str, first: LogRecord | None) -> Move:
         """Move the subscription to the oldest message that is the last of its key; ``first`` is what the subscription shows first."""
@@ -267,11 +267,6 @@ class _Reading:
                 f"set-compaction-threshold {base_topic(self._partition)} --threshold {COMPACTION_THRESHOLD_BYTES}",
                 partition=self._partition,
             )
-
-
-def _position(message: Message) -> LogPosition:
-    where = message.message_id()
-    return where.ledger_id(), where.entry_id(), where.batch_index()
 
 
 class _Asked(NamedTuple):

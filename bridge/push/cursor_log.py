@@ -13,6 +13,7 @@ from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.sending import close_quietly
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.push.partition import Partition
 from bridge.push.position_reader import leave_out_foreign, record_key
@@ -341,8 +342,7 @@ class CursorLog:
                 if key is not None:
                     yield key, message.data(), message.message_id(), stamp, message.producer_name()
         finally:
-            with our_errors(f"closing the reader of {self.topic}"):
-                reader.close()
+            close_quietly(reader)
 
     def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
         """Write a cursor, the last one of its records, after the others; as ``write_record`` for each."""

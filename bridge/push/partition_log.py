@@ -38,7 +38,7 @@ from bridge.push.request_log import RequestLog
 from bridge.push.threads import Budget, reporting_failure
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "CommandSource", "PartitionLog", "receive_commands"]
+__all__ = ["Arrived", "CommandSource", "PartitionLog", "WrittenTopics", "receive_commands"]
 
 _RECEIVE_MS: Final = 500
 """How long a receive waits before it looks whether the session has ended: closing a client while a thread waits in its
@@ -56,8 +56,8 @@ class Arrived:
     message: StoredMessage
 
 
-class _Topics:
-    """The partitions of the topics that receipts and dead letters go to, by device."""
+class WrittenTopics:
+    """The partitions of the topics that a process writes to, by key, and a producer for each."""
 
     def __init__(self, client: PulsarClient, settings: PulsarSettings) -> None:
         self._client = client
@@ -66,20 +66,23 @@ class _Topics:
         self._producers: dict[str, Producer] = {}
 
     def partitions(self, local: str) -> list[str]:
+        """Return the partitions of a topic, which are asked for once."""
         names = self._partitions.get(local)
         if names is None:
             topic = self._settings.system_topic(local)
             names = self._partitions[local] = self._client.partitions(topic) or [topic]
         return names
 
-    def partition(self, local: str, device: str) -> str:
+    def partition(self, local: str, key: str) -> str:
+        """Return the partition that has the messages with ``key``."""
         names = self.partitions(local)
-        return names[partition_of(device, len(names))]
+        return names[partition_of(key, len(names))]
 
-    def producer(self, topic: str) -> Producer:
+    def producer(self, topic: str, *, batching: bool = False) -> Producer:
+        """Return the producer of a partition, which sends chunks if it does not batch."""
         found = self._producers.get(topic)
         if found is None:
-            found = self._client.producer(topic, batching=False, chunking=True, max_pending=60_000)
+            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=60_000)
             self._producers[topic] = found
         return found
 
@@ -93,7 +96,7 @@ class PartitionLog:
         self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
-        self._topics = _Topics(self._client, settings)
+        self._topics = WrittenTopics(self._client, settings)
         self.partition = partition
         self.commands = self._partition(COMMANDS_TOPIC)
         self.writes = Writes(post)

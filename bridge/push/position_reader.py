@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from bridge.contract.commands import CommandPosition
-from bridge.errors import PulsebridgeError, TransientError
+from bridge.errors import TransientError
 from bridge.pulsar.client import (
     NO_TEXT,
     Message,
@@ -27,6 +27,7 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
 from bridge.unreadable import leave_out
 
@@ -285,8 +286,4 @@ class PositionReader:
         """Close what is open; the next read opens it again. Errors of Pulsar are ignored."""
         reader, self._reader, self._at = self._reader, None, None
         if reader is not None:
-            try:
-                with our_errors(f"closing the reader of {self._topic}"):
-                    reader.close()
-            except PulsebridgeError as e:
-                log.debug("a reader was not closed cleanly", topic=self._topic, why=str(e))
+            close_quietly(reader)

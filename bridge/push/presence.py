@@ -20,7 +20,8 @@ from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.mqtt.types import Message
-from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, received
+from bridge.pulsar.sending import close_quietly
 from bridge.push.position_reader import leave_out_foreign, record_key
 from bridge.routing.templates import Filter
 from bridge.settings.push import PresenceRule
@@ -170,8 +171,7 @@ class PresenceLog:
             while not self._closing.is_set():
                 self._some(topic, reader)
         finally:
-            with our_errors(f"closing the reader of {topic}"):
-                reader.close()
+            close_quietly(reader)
 
     def _some(self, topic: str, reader: Any) -> None:
         """Wait for a record and hand it on with those that come close behind it."""

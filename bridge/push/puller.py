@@ -23,16 +23,14 @@ import structlog
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import (
-    OK,
-    MessageId,
     Producer,
     PulsarClient,
     message_id,
     our_errors,
     received,
 )
-from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
+from bridge.pulsar.sending import Receipts
 from bridge.push.actions import Copy, Pull
 from bridge.push.position_reader import PositionReader, StoredMessage, position_of
 from bridge.push.segments import GONE
@@ -216,31 +214,31 @@ class Puller:
         if self._producer is None:
             self._producer = self._client.producer(self._relocated, batching=False)
         copies = [GONE] * len(order.positions)
-        errors: list[object] = []
-        answered = threading.Semaphore(0)
-        sent = 0
+        receipts, sent, operation = Receipts(), [], f"writing to {self._relocated}"
         for at, position in enumerate(order.positions):
             message = self._reading.read(position)
             if message is None and self._closing.is_set():
                 return None
             if message is not None:
-                sent += 1
-                with our_errors(f"writing to {self._relocated}"):
+                sent.append(at)
+                with our_errors(operation):
                     self._producer.send_async(
                         message.payload,
-                        _noting(copies, at, errors, answered),
+                        receipts.of(at),
                         partition_key=message.key,
                         properties=message.properties,
                     )
         end = time.monotonic() + _PATIENCE_S
-        while sent and not self._closing.is_set():
-            if answered.acquire(timeout=_LOOK_S):
-                sent -= 1
-            elif time.monotonic() > end:
-                raise TransientError(f"writing to {self._relocated}: no receipt comes")
-        if errors:
-            raise as_our_error(errors[0], f"writing to {self._relocated}")
-        return None if sent else tuple(copies)
+        while not receipts.wait(_LOOK_S):
+            if self._closing.is_set():
+                return None
+            if time.monotonic() > end:
+                raise TransientError(f"{operation}: no receipt comes")
+        for at in sent:
+            if (error := receipts.error(at, operation)) is not None:
+                raise error
+            copies[at] = position_of(receipts.message_id(at))
+        return tuple(copies)
 
     def _try_to_retain(self, order: _Retain) -> None:
         """Move the subscription. If that fails Pulsar keeps more than needed until the next move."""
@@ -267,16 +265,3 @@ class Puller:
         finally:
             with our_errors(f"closing {PARKED_RETENTION} on {topic}"):
                 consumer.close()
-
-
-def _noting(
-    copies: list[CommandPosition], at: int, errors: list[object], answered: threading.Semaphore
-) -> Callable[[object, MessageId], None]:
-    def receipt(result: object, where: MessageId) -> None:  # on a thread of Pulsar's client
-        if result == OK:
-            copies[at] = position_of(where)
-        else:
-            errors.append(result)
-        answered.release()
-
-    return receipt

@@ -139,7 +139,7 @@ class RememberedIds:
 
     @classmethod
     def from_record(cls, body: dict[str, Any], least: int) -> RememberedIds:
-        """Read what ``to_record`` has returned; records of earlier versions name no days. Called by a decoder of a record
+        """Read what ``to_record`` has returned; without ``days`` the ids are of unknown age. Called by a decoder of a record
         (``bridge.contract.decoding``): it raises what it meets.
         """
         found = cls(least)

@@ -31,6 +31,7 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
 from bridge.push.actions import FindCommands
 from bridge.push.position_reader import position_of
@@ -191,8 +192,7 @@ class RequestLog:
                     self._closing.wait(time.monotonic() - since)
                     since = time.monotonic()
         finally:
-            with our_errors(f"closing the reader of {self._commands}"):
-                reader.close()
+            close_quietly(reader)
         for found in wanted.values():
             # Pulsar trims whole ledgers, so within the ledger of the first one nothing is missing.
             after = found.order.after

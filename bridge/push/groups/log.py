@@ -22,7 +22,6 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.contract.commands import Command, CommandPosition, encode_command
-from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.errors import ContractError, FencedError, PulsebridgeError, TransientError
 from bridge.pulsar.client import (
@@ -39,7 +38,9 @@ from bridge.pulsar.client import (
     properties_of,
 )
 from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.sending import close_quietly
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
+from bridge.push.partition_log import WrittenTopics
 from bridge.push.position_reader import leave_out_foreign, record_key
 from bridge.settings.pulsar import PulsarSettings
 
@@ -115,7 +116,6 @@ class GroupLog:
 
     def __init__(self, client: PulsarClient, settings: PulsarSettings, token: str, over: Callable[[], bool]) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
-        self._settings = settings
         self._client = client
         self._token = token
         self._over = over
@@ -124,8 +124,7 @@ class GroupLog:
         self._producer: Producer | None = None
         self._proof: Any = None  # reads what we write, and would show who writes besides
         self._consumer: Any = None
-        self._producers: dict[str, Producer] = {}
-        self._partitions: dict[str, list[str]] = {}
+        self._topics = WrittenTopics(client, settings)
 
     def own(self) -> None:
         """Become the owner: wait for the exclusive producer of the roster (H23).
@@ -149,8 +148,7 @@ class GroupLog:
                 if found is not None:
                     self._take(roster, found.key, message)
         finally:
-            with our_errors(f"closing the reader of {self._roster}"):
-                reader.close()
+            close_quietly(reader)
         self._proof = self._client.reader(self._roster, message.message_id(), inclusive=False)
         return roster
 
@@ -235,9 +233,9 @@ class GroupLog:
         for start in range(0, len(entries), _AT_ONCE):
             answers = _Answers(self._over)
             for entry in entries[start : start + _AT_ONCE]:
-                topic = self._partition(COMMANDS_TOPIC, entry.device)
+                topic = self._topics.partition(COMMANDS_TOPIC, entry.device)
                 with our_errors(f"writing to {topic}"):
-                    self._shared(topic).send_async(
+                    self._topics.producer(topic, batching=True).send_async(
                         b"",
                         callback=answers.sent(topic),
                         partition_key=entry.device,
@@ -251,9 +249,11 @@ class GroupLog:
         answers = _Answers(self._over)
         for receipt in receipts:
             key = receipt.device or receipt.group
-            topic = self._partition(RECEIPTS_TOPIC, key)
+            topic = self._topics.partition(RECEIPTS_TOPIC, key)
             with our_errors(f"writing to {topic}"):
-                self._shared(topic).send_async(receipt.encode(), callback=answers.sent(topic), partition_key=key)
+                self._topics.producer(topic, batching=True).send_async(
+                    receipt.encode(), callback=answers.sent(topic), partition_key=key
+                )
         answers.wait()
 
     def give_up(self, message: Message, reason: str) -> None:
@@ -267,24 +267,10 @@ class GroupLog:
             at_us=time.time_ns() // 1000,
             properties=properties_of(message) or {},
         )
-        topic = self._partition(DEAD_LETTERS_TOPIC, key)
+        topic = self._topics.partition(DEAD_LETTERS_TOPIC, key)
         answers = _Answers(self._over)
         with our_errors(f"writing to {topic}"):
-            self._shared(topic, batching=False).send_async(
+            self._topics.producer(topic).send_async(
                 payload, callback=answers.sent(topic), partition_key=key or "unknown", properties=properties
             )
         answers.wait()
-
-    def _partition(self, local: str, key: str) -> str:
-        names = self._partitions.get(local)
-        if names is None:
-            topic = self._settings.system_topic(local)
-            names = self._partitions[local] = self._client.partitions(topic) or [topic]
-        return names[partition_of(key, len(names))]
-
-    def _shared(self, topic: str, *, batching: bool = True) -> Producer:
-        found = self._producers.get(topic)
-        if found is None:
-            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=2 * _AT_ONCE)
-            self._producers[topic] = found
-        return found

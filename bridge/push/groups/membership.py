@@ -23,9 +23,9 @@ from bridge.pulsar.client import (
     MessageId,
     PulsarClient,
     key_of,
-    our_errors,
     received,
 )
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.log import Stopped
@@ -174,8 +174,7 @@ class MemberTable:
                 self._put(message)
                 last = message.message_id()
         finally:
-            with our_errors(f"closing the reader of {self._topic}"):
-                reader.close()
+            close_quietly(reader)
         if self._over():
             raise Stopped
         return last
@@ -211,8 +210,7 @@ class MemberTable:
 
     def close(self) -> None:
         """Close the reader; before the client is closed."""
-        with our_errors(f"closing the reader of {self._topic}"):
-            self._reader.close()
+        close_quietly(self._reader)
 
 
 class KnownDevices:
@@ -242,9 +240,8 @@ class KnownDevices:
 
     def close(self) -> None:
         """Close the readers."""
-        for name, reader in self._readers.items():
-            with our_errors(f"closing the reader of {name}"):
-                reader.close()
+        for reader in self._readers.values():
+            close_quietly(reader)
 
 
 def _device_of(key: str) -> str | None:
