@@ -101,7 +101,7 @@ class Delivery:
         tracked.pushed_at_us = now_us
         number = self._flights.begin(device, tracked, now_us)
         command = tracked.command
-        if device.replay.probing and command.qos > 1 and not self._limits.answers:
+        if device.replay.probing and command.qos > 1 and not self._limits.answers.confirm:
             # PUBACK's 0x10 shows that the device is absent; in PUBREC Mosquitto returns 0, and drops the command.
             command = replace(command, qos=1)
         repeat = tracked.maybe_seen or (not tracked.resend and device.cursor.maybe_seen(tracked.position))
@@ -146,8 +146,8 @@ class Delivery:
         if reason >= _FAILED_FROM or (absent and not tracked.command.retain):
             return Failure(device, tracked, f"the MQTT broker refused it with reason 0x{reason:02X}", absent)
         tracked.confirmed_at_us = now_us
-        if self._limits.answers:
-            self._commands.await_answer(tracked, now_us + self._limits.answer_timeout_us)
+        if self._limits.answers.confirm:
+            self._commands.await_answer(tracked, now_us + self._limits.answers.timeout_us)
         else:
             self._settlement.confirmed(device, tracked)
         return None
@@ -159,7 +159,7 @@ class Delivery:
         return tracked if tracked is not None and tracked.attempts and tracked.state in waits else None
 
     def _answer(self, payload: bytes, now_us: int) -> Answer:
-        return Answer(payload[: self._limits.answer_bytes], len(payload), now_us)
+        return Answer(payload[: self._limits.answers.size], len(payload), now_us)
 
     def answered(self, tracked: TrackedCommand, payload: bytes, now_us: int) -> None:
         """The device answered a command that waited for it."""
@@ -198,7 +198,7 @@ class Delivery:
 
     def gives_up(self, failure: Failure) -> bool:
         """Give up a command that failed often enough. Returns whether it did."""
-        most, attempts = self._limits.attempts, failure.tracked.attempts
+        most, attempts = self._limits.retry.attempts, failure.tracked.attempts
         if not most or attempts < most:
             return False
         reason = f"given up after {attempts} attempts: {failure.reason}"
@@ -209,7 +209,7 @@ class Delivery:
         """Send the command again after a while."""
         failure.tracked.on(CommandEvent.RETRY)
         limits = self._limits
-        wait = min(limits.retry_max_us, limits.retry_min_us << min(failure.device.failures - 1, 20))
+        wait = min(limits.retry.max_us, limits.retry.min_us << min(failure.device.failures - 1, 20))
         self._devices.retry_at(failure.device, now_us + wait)
 
     def lose_link(self, now_us: int, *, closed: bool) -> None:

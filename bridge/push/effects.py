@@ -160,7 +160,7 @@ class Effects:
     def _answered(self, answer: DeviceAnswer) -> bool:
         device = self._core.delivery.device_of(answer.position)
         if device is not None and not self._tags.proves(answer.tag, answer.position, device):
-            self._metrics.forged_answers.inc()
+            self._metrics.counters["forged_answers"].inc()
             log.warning(
                 "push ignored an answer whose position has a wrong tag: its sender did not receive the command. Action: "
                 "see which client publishes to push.answers.topic, and that the device gives the position back whole",
@@ -191,7 +191,7 @@ class Effects:
             self._metrics.stored(token.receipt)
             core.receipt_stored(token.position)
         elif isinstance(token, DeadLetter):
-            self._metrics.dead_letters.inc()
+            self._metrics.counters["dead_letters"].inc()
             core.dead_letter_stored(token.position)
 
     def begin(self, action: Action) -> None:
@@ -314,9 +314,9 @@ class Effects:
             self._core.delivery.reject(push.number, why)
             self._link.wake()  # what follows of it is done in the next turn
             return
-        self._metrics.pushed.inc()
+        self._metrics.counters["pushed"].inc()
         if push.repeat:
-            self._metrics.repeated.inc()
+            self._metrics.counters["repeated"].inc()
         reach("after_publish")
 
     def _sent(self, number: int) -> None:
@@ -334,7 +334,7 @@ class Effects:
                 partition=self._log.partition,
             )
         if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
-            self._metrics.refused.inc()
+            self._metrics.counters["refused"].inc()
         else:
             reach("after_puback")
         self.resume.push_confirmed(number)

@@ -146,7 +146,7 @@ class Suspects:
             return Verdict(
                 reason=f"the MQTT broker closed the connection {fault.closes} times when it was sent, and took others"
             )
-        return Verdict(min(self._limits.retry_max_us, _SECOND << min(fault.blames - 1, 20)))
+        return Verdict(min(self._limits.retry.max_us, _SECOND << min(fault.blames - 1, 20)))
 
     def _kept_silent(self, fault: _Fault) -> Verdict:
         fault.silences += 1

@@ -165,7 +165,7 @@ class Inbound:
         if message.mid:
             self._mids.append(message.mid)
         if message.malformed:
-            self._metrics.malformed.inc()
+            self._metrics.counters["malformed"].inc()
             log.warning(
                 "a device's message is malformed and was skipped; check what the device publishes",
                 mqtt_topic=message.topic[:_SHOWN],
@@ -183,9 +183,9 @@ class Inbound:
         answer = parse_answer(message, self._settings.push.answers.topic, self._log.partition)
         if answer is not None and self._answered(answer):
             reach("after_answer")
-            self._metrics.answers.inc()
+            self._metrics.counters["answers"].inc()
         else:
-            self._metrics.stray_answers.inc()
+            self._metrics.counters["stray_answers"].inc()
 
     def seen(self, event: Seen) -> None:
         """Ingest has noted signs of life. A clock that is ahead of ours must not hide a later absence (H31)."""

@@ -143,7 +143,7 @@ class Parking:
     @property
     def parks_absent(self) -> bool:
         """Whether a sign of absence parks a device."""
-        return self._limits.park_absent
+        return self._limits.presence.park_absent
 
     def is_uncertain(self, device: Device) -> bool:
         """Return whether the device may have received a queued command that no stored record shows."""
@@ -203,7 +203,7 @@ class Parking:
         if absent:
             return True
         lives = self._presence.seen_us(device.name) >= tracked.pushed_at_us
-        return not lives and (device.replay.probing or device.failures >= self._limits.park_after)
+        return not lives and (device.replay.probing or device.failures >= self._limits.presence.park_after)
 
     def park(self, device: Device, now_us: int) -> None:
         """Have the device's commands wait in Pulsar."""
@@ -253,7 +253,7 @@ class Parking:
 
     def _is_full(self, device: Device, more: int = 0) -> bool:
         """Return whether no further command may be parked; those that are sent again do not count."""
-        most = self._limits.parked_max
+        most = self._limits.parked.most
         count = len(device.parked) + more
         return count >= most and count - device.parked.up_to(device.cursor.position) >= most
 
@@ -285,7 +285,7 @@ class Parking:
 
     def _resend_unproven(self, device: Device, now_us: int) -> None:
         """What the broker confirmed since the last sign of life perhaps did not arrive (H26)."""
-        since = max(self._presence.seen_us(device.name), now_us - self._limits.unsure_us)
+        since = max(self._presence.seen_us(device.name), now_us - self._limits.parked.unsure_us)
         resend = sorted(one for one, at_us in device.cursor.unproven if at_us > since)
         device.cursor.unproven.clear()
         if resend:

@@ -74,11 +74,11 @@ class Partition:
         self.devices = Devices(limits.remembered_ids, dict(cursors))
         self.flights = Flights(limits)
         self.presence = Presence()
-        late = LateAnswers(answers=limits.answers)
+        late = LateAnswers(answers=limits.answers.confirm)
         base = (self.outbox, self.commands, self.devices)
         self.settlement = Settlement(limits, *base, late)
         self.delivery = Delivery(limits, horizon, *base, self.flights, self.settlement, late)
-        self.segments = SegmentLog(owner, limits.coalesce_us, *base)
+        self.segments = SegmentLog(owner, limits.parked.coalesce_us, *base)
         self.replay = Replay(limits, *base, self.flights, self.segments, self.settlement, late)
         self.probes = Probes(limits, self.devices, self.replay, self.presence)
         self.parking = Parking(
@@ -98,7 +98,7 @@ class Partition:
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
-        self._restore({} if parked is None else parked, now_us - limits.unsure_us, left_us)
+        self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 
     def _restore(self, parked: MutableMapping[str, dict[str, bytes]], unproven_since_us: int, left_us: int) -> None:
         for name, cursor in self.devices.cursors.items():

@@ -65,9 +65,9 @@ class Probes:
 
     def is_away(self, device: Device, now_us: int) -> bool:
         """Return whether a device counts as absent."""
-        if self._limits.park_absent and self._presence.absent(device.name):
+        if self._limits.presence.park_absent and self._presence.absent(device.name):
             return True
-        seen, silence = self._presence.seen_us(device.name), self._limits.silence_us
+        seen, silence = self._presence.seen_us(device.name), self._limits.presence.silence_us
         return bool(seen and silence and now_us - seen >= silence)
 
     def link_up(self, now_us: int, *, reports_absence: bool) -> None:
@@ -97,7 +97,7 @@ class Probes:
 
     def restore(self, name: str, parked: Parked, now_us: int) -> None:
         """Plan the first probe of a device whose commands a former owner parked: all of them within half a minute."""
-        wait = self._limits.probe_min_us
+        wait = self._limits.presence.probe_min_us
         at_us = now_us + _spread_us(name, wait)
         self._devices.dormant[name] = Dormant(parked, wait, at_us)
         self._set_timer(at_us, name)
@@ -106,10 +106,10 @@ class Probes:
     def plan(self, device: Device, now_us: int) -> None:
         """Plan the next probe; the wait doubles each time."""
         replay, limits = device.replay, self._limits
-        replay.probe_wait_us = replay.probe_wait_us or limits.probe_min_us
+        replay.probe_wait_us = replay.probe_wait_us or limits.presence.probe_min_us
         replay.probe_at_us = now_us + replay.probe_wait_us
         self._set_timer(replay.probe_at_us, device.name)
-        replay.probe_wait_us = min(2 * replay.probe_wait_us, limits.probe_max_us)
+        replay.probe_wait_us = min(2 * replay.probe_wait_us, limits.presence.probe_max_us)
 
     def plan_again(self, device: Device, at_us: int) -> None:
         """Keep the probe as it was planned: at a time, or at its turn."""
@@ -169,7 +169,7 @@ class Probes:
 
     def _can_probe(self, name: str) -> bool:
         """Return whether a probe would show anything: of a broker that queues or drops for absent devices it does not."""
-        return self._limits.answers or (self.reports_absence and not self._presence.absent(name))
+        return self._limits.answers.confirm or (self.reports_absence and not self._presence.absent(name))
 
     def _line_up(self, name: str) -> None:
         """Have a parked device wait for its turn; of a dormant one only the ids stay in memory."""
@@ -186,8 +186,8 @@ class Probes:
         if dormant is None:
             self.plan(self._devices.awake[name], now_us)
             return
-        wait = dormant.probe_wait_us or self._limits.probe_min_us
-        longer = min(2 * wait, self._limits.probe_max_us)
+        wait = dormant.probe_wait_us or self._limits.presence.probe_min_us
+        longer = min(2 * wait, self._limits.presence.probe_max_us)
         self._devices.dormant[name] = Dormant(dormant.parked, longer, now_us + wait)
         self._set_timer(now_us + wait, name)
 

@@ -146,7 +146,7 @@ class Replay:
         settlement: Settlement,
         late: LateAnswers,
     ) -> None:
-        self._window = limits.replay_window
+        self._window = limits.parked.replay_window
         self._outbox = outbox
         self._commands = commands
         self._devices = devices
@@ -159,7 +159,7 @@ class Replay:
         self.coming = 0
         """Parked commands that are being read."""
         self.scheduler = ReplayScheduler()
-        self.budget = Budget(limits.replay_rate, limits.replay_window)
+        self.budget = Budget(limits.parked.replay_rate, limits.parked.replay_window)
         self.unmarked: set[str] = set()
         """Devices with parked commands that were sent and that no stored segment marks as such."""
 

@@ -112,7 +112,7 @@ class Resume:
         parking: Parking,
         retention: Retention,
     ) -> None:
-        self._resume_max = limits.resume_max
+        self._resume_max = limits.resume.most
         self._outbox = outbox
         self._commands = commands
         self._devices = devices
@@ -121,7 +121,7 @@ class Resume:
         self._replay = replay
         self._parking = parking
         self._retention = retention
-        self._turns = _Turns(limits.resume_every_us)
+        self._turns = _Turns(limits.resume.every_us)
         self._served: dict[str, _Served] = {}
         self._parked: dict[str, _Served] = {}  # those of them whose device's writes end
         self.resends_from: CommandPosition | None = None

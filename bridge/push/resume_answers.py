@@ -298,7 +298,7 @@ class ResumeRequests:
     def asked(self, asked: Asked) -> None:
         """Hand a request to the core, or refuse it."""
         reach("resume_after_request")
-        self._metrics.resume_requests.inc()
+        self._metrics.counters["resume_requests"].inc()
         self._count += 1
         token, device, payload = self._count, asked.device, asked.payload
         self._messages[token] = asked.message_id
@@ -315,7 +315,7 @@ class ResumeRequests:
             self._done(token)
             return
         if not self._core.devices.knows(device):
-            self._metrics.resume_answers.labels("unknown").inc()
+            self._metrics.counters["resume_answers"].labels("unknown").inc()
             self._done(token)
             return
         try:
@@ -333,7 +333,7 @@ class ResumeRequests:
 
     def _refuse(self, token: int, device: str, payload: bytes) -> None:
         if self._answers.full or not self._rate.allows(device, time.monotonic()):
-            self._metrics.resume_answers.labels("dropped").inc()
+            self._metrics.counters["resume_answers"].labels("dropped").inc()
             log.warning(
                 "push dropped requests to resume: it would refuse them, and they exceed push.resume.refusals_per_second or "
                 "come from one device within push.resume.interval. Action: see which clients may publish to "
@@ -344,7 +344,7 @@ class ResumeRequests:
             )
             self._done(token)
             return
-        self._metrics.resume_answers.labels("error").inc()
+        self._metrics.counters["resume_answers"].labels("error").inc()
         self._answer(token, device, payload)
 
     def found(self, event: Found) -> None:
@@ -360,13 +360,13 @@ class ResumeRequests:
         if isinstance(action, FindCommands):
             self._source.find(action)
         elif isinstance(action, DropRequest):
-            self._metrics.resume_answers.labels("superseded").inc()
+            self._metrics.counters["resume_answers"].labels("superseded").inc()
             self._done(action.request.token)
         else:
             reach("resume_after_store")
             request, answer = action.request, action.answer
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
-            self._metrics.resume_answers.labels(result).inc()
+            self._metrics.counters["resume_answers"].labels(result).inc()
             self._served[request.token] = request
             self._answer(request.token, request.device, answer.payload(request, self._tags))
 

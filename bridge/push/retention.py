@@ -96,7 +96,7 @@ class Retention:
         cursor = self._devices.any_cursor(name)
         if cursor is not None and cursor.unproven:
             # Of a device without signs of life they are not kept for ever.
-            cursor.device_seen(now_us - self._limits.unsure_us)
+            cursor.device_seen(now_us - self._limits.parked.unsure_us)
             scan.want(cursor.unproven[0].one.position if cursor.unproven else None)
         parked = self._devices.parked_of(name)
         if parked is not None:
@@ -139,11 +139,11 @@ class Retention:
         oldest = scan.oldest
         # A command that is not acknowledged may have to be parked. A command that a former owner did not acknowledge may
         # come last and be older than all that is parked: so the scan counts the last one that came.
-        if scan.highest == BEFORE_ALL or oldest is None or self._limits.answers:
+        if scan.highest == BEFORE_ALL or oldest is None or self._limits.answers.confirm:
             return None if scan.highest == BEFORE_ALL else oldest
         if not self._former or self._former[-1][1] != oldest:
             self._former.append((now_us, oldest))
-        past_us = now_us - self._limits.unsure_us
+        past_us = now_us - self._limits.parked.unsure_us
         while len(self._former) > 1 and self._former[1][0] <= past_us:
             self._former.popleft()
         since_us, former = self._former[0]
@@ -180,7 +180,7 @@ class Relocation:
     """Relocates the commands of devices that are offline for long, one segment after the other.
 
     Pulsar keeps the commands partition from the oldest command on that is wanted from there. One device that is offline
-    for a month would keep a month of all commands. So push copies what is parked for longer than ``move_after_us`` to
+    for a month would keep a month of all commands. So push copies what is parked for longer than ``relocate_after_us`` to
     the topic ``parked-commands``, which has such commands alone, and lets Pulsar trim the commands (H30).
 
     Commit order of a relocation; the process may die between any two steps:
@@ -227,7 +227,7 @@ class Relocation:
 
     def begin_scan(self) -> None:
         """A scan begins: it also finds what is parked for too long, unless some of that is left from before."""
-        self._finds = bool(self._limits.move_after_us) and not self._names
+        self._finds = bool(self._limits.parked.relocate_after_us) and not self._names
         self._scanned_copies.clear()
 
     def scan(self, name: str, now_us: int) -> None:
@@ -256,7 +256,7 @@ class Relocation:
         return idle and self._is_parked_for_long(device.parked, now_us)
 
     def _is_parked_for_long(self, parked: Parked, now_us: int) -> bool:
-        return parked.originals > 0 and now_us - parked.originals_since_us >= self._limits.move_after_us
+        return parked.originals > 0 and now_us - parked.originals_since_us >= self._limits.parked.relocate_after_us
 
     # --- the copies ---
 

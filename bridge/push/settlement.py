@@ -74,7 +74,7 @@ class Settlement:
             return
         tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
         if device.cursor.delivered(command.command_id):
-            state = "answered" if self._limits.answers else "delivered"
+            state = "answered" if self._limits.answers.confirm else "delivered"
             reason = "recovered: confirmed before the push worker was replaced"
         elif device.cursor.knows(command.command_id):
             state, reason = "duplicate", _GIVEN_UP  # its own receipt was stored before the cursor
@@ -100,8 +100,8 @@ class Settlement:
                 self._late.give(tracked.position, tracked.answer)
             why = _RESENT if tracked.resend else ""
             self._note(tracked, CommandEvent.CONFIRM, self._success(tracked), why)
-        elif not self._limits.answers:
-            device.cursor.device_seen(tracked.confirmed_at_us - self._limits.unsure_us)
+        elif not self._limits.answers.confirm:
+            device.cursor.device_seen(tracked.confirmed_at_us - self._limits.parked.unsure_us)
             one = ParkedId(tracked.position, tracked.command.expires_at_ms, True, True)
             device.cursor.add_unproven(Unproven(one, tracked.confirmed_at_us))
         self.pass_head(device)

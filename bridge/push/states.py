@@ -11,7 +11,7 @@ Commit orders (H25). The process may die between any two steps.
 Delivery of a command that arrived by the subscription:
 
 1. ``Push``: push sends at most one command of a device beyond the device's stored cursor.
-2. ``confirmed``: PUBACK. With ``Limits.answers`` then ``answered``: the device's own answer, which may precede the PUBACK.
+2. ``confirmed``: PUBACK. With ``Limits.answers.confirm`` then ``answered``: the device's own answer, which may precede the PUBACK.
    After a crash here the next owner sends the command again with ``repeat=1``.
 3. ``StoreCursor`` → ``cursor_stored``: each later owner knows position and id. From here on the command is not sent again.
 4. ``StoreReceipt`` → ``receipt_stored``. After a crash before it the command arrives again at or below the cursor, and

@@ -116,7 +116,7 @@ class Standby:
         ownership.read(cursors.until)
         pending_bytes = push.limits.pending_size
         budget = Budget(push.limits.pending, pending_bytes)
-        source = self._subscribe(budget, pending_bytes, limits.resume_max)
+        source = self._subscribe(budget, pending_bytes, limits.resume.most)
         if source is None:
             return None
         rewriter = CursorRewriter(connection.log.cursors)
@@ -172,7 +172,7 @@ class Standby:
         # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
         connection.ownership.proven_epoch = 0
         connection.ownership.write(connection.link.epoch)
-        self._metrics.all.takeovers.inc()
+        self._metrics.all.counters["takeovers"].inc()
         self._metrics.owner(True)
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
 
@@ -195,9 +195,9 @@ class Session:
         payloads: Payloads,
         trace: str = "",
     ) -> None:
-        metrics.pending_limit.set(settings.push.limits.pending)
-        metrics.pending_limit_bytes.set(settings.push.limits.pending_size)
-        metrics.in_flight_limit.set(settings.push.limits.window)
+        metrics.gauges["pending_limit"].set(settings.push.limits.pending)
+        metrics.gauges["pending_limit_bytes"].set(settings.push.limits.pending_size)
+        metrics.gauges["in_flight_limit"].set(settings.push.limits.window)
         self._metrics = metrics
         self._stopping = stopping
         self._connection = Connection(settings, partition, metrics, part, stopping)
@@ -323,7 +323,7 @@ class PartitionSupervisor:
             try:
                 session.run()
             except FencedError as e:
-                self._metrics.all.lost.inc()
+                self._metrics.all.counters["partitions_lost"].inc()
                 self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self.partition, why=str(e))
             except Exception as e:
@@ -331,7 +331,7 @@ class PartitionSupervisor:
                 if _ends(e, worked):
                     raise
                 # It may succeed later: a token is rotated, a right granted, a topic re-created.
-                self._metrics.all.lost.inc()
+                self._metrics.all.counters["partitions_lost"].inc()
                 self._part.waits(str(e))
                 if isinstance(e, (TransientError, RefusedError)):
                     log.warning(

@@ -247,7 +247,7 @@ def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
 def await_owned(settings: Settings, metrics: PushMetrics) -> None:
     """Wait until a push worker owns every partition: what expires soon is written after that."""
     count = settings.pulsar.command_partitions
-    poll_for(lambda: metrics.takeovers._value.get() >= count, 60, "every partition to be owned")
+    poll_for(lambda: metrics.counters["takeovers"]._value.get() >= count, 60, "every partition to be owned")
 
 
 def soon_ms() -> int:

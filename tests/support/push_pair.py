@@ -198,7 +198,7 @@ class PairedWorld(PushWorld):
         owner, now_us = str(self.owners), self.now
         present = Partition(
             0,
-            self.limits,
+            self.limits.nested(),
             cursors_of(self.cursors, self.limits.remembered_ids),
             horizon,
             self.stored_segments(),

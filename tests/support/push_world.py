@@ -30,10 +30,10 @@ from bridge.push.actions import (
 )
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
 from bridge.push.cursor_log import CursorRecords
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.resume_requests import ResumeRequest
 from bridge.push.segments import GONE, Parked, decode_segment, segment_device
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 
@@ -529,7 +529,9 @@ class PushWorld:
         """The next owner's core, from what is stored."""
         cursors = cursors_of(self.cursors, self.limits.remembered_ids)
         owner = str(self.owners)
-        return Partition(0, self.limits, cursors, horizon, self.stored_segments(), owner=owner, now_us=self.now)
+        return Partition(
+            0, self.limits.nested(), cursors, horizon, self.stored_segments(), owner=owner, now_us=self.now
+        )
 
     def stored_segments(self) -> dict[str, dict[str, bytes]]:
         parked: dict[str, dict[str, bytes]] = defaultdict(dict)

@@ -78,7 +78,7 @@ def test_commands_reach_their_devices_in_order_with_a_receipt_each(
             assert (receipt.state, receipt.device, receipt.attempts) == ("delivered", one.device, 1)
             assert receipt.emitted_at_us == 1000 + n
             assert 0 < receipt.pushed_at_us <= receipt.confirmed_at_us
-        assert metrics.pushed._value.get() == 200
+        assert metrics.counters["pushed"]._value.get() == 200
 
 
 def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(settings: Settings) -> None:
@@ -222,7 +222,7 @@ def test_h23_an_owner_that_was_replaced_stops_and_acknowledges_nothing(settings:
         write_commands(settings, [second])
         devices.await_all([second])  # Pulsar's client does not tell the former owner
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0") as session:
-            poll_for(lambda: metrics.lost._value.get() == 1, 30, "the former owner gave up")
+            poll_for(lambda: metrics.counters["partitions_lost"]._value.get() == 1, 30, "the former owner gave up")
             consumer = client.subscribe(settings.pulsar.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
             assert consumer.receive(10_000).partition_key() == "d"  # the subscription is free, nothing was acked
             assert session.connections == 1  # and the session was not taken back
@@ -252,7 +252,11 @@ def test_h23_an_owner_that_returns_after_its_successor_left_restarts(settings: S
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0"):
             successor.close()  # from here on the former owner's producer is granted access again
             client.close()
-            poll_for(lambda: metrics.lost._value.get() == 1, 30, "the former owner noticed its successor")
+            poll_for(
+                lambda: metrics.counters["partitions_lost"]._value.get() == 1,
+                30,
+                "the former owner noticed its successor",
+            )
         # It has read what the successor delivered, and has not forgotten what it had delivered itself.
         write_commands(settings, [seventh, first, eighth])
         devices.await_all([eighth])

@@ -77,7 +77,7 @@ def test_h27_a_device_that_lost_its_state_goes_on_after_the_position_that_it_nam
         assert device.answers[2]["commands"] == 0
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
         assert len(other.got) == 40
-        assert metrics.resume_requests._value.get() == 3
+        assert metrics.counters["resume_requests"]._value.get() == 3
         all_acknowledged(settings)
     rows = receipts(settings)
     assert {row.state for one in commands for row in rows[one.command_id]} == {"delivered"}
@@ -198,7 +198,7 @@ def test_h27_what_is_no_position_gets_an_error_that_says_why(stack: LocalStack, 
             poll_for(lambda n=number: len(device.answers) == n, 30, "an answer")
         whys = ("not a position", "generation", "did not come", "from", "1024 bytes")
         assert all(why in answer["error"] for why, answer in zip(whys, device.answers, strict=True))
-        assert metrics.resume_answers.labels("error")._value.get() == len(bad)
+        assert metrics.counters["resume_answers"].labels("error")._value.get() == len(bad)
         assert device.got.count("answer") == len(device.got) - 3  # nothing was sent again
 
 
@@ -217,7 +217,7 @@ def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, name
         )
         device.goes_on_with(commands[5:])
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
-        assert metrics.resume_answers.labels("superseded")._value.get() >= 90
+        assert metrics.counters["resume_answers"].labels("superseded")._value.get() >= 90
         assert len(device.answers) <= 8
 
 
@@ -314,7 +314,7 @@ def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
             try:
                 # Commands pushed before it has subscribed come with the answer, after the live ones.
                 asked = end // 10
-                poll_for(lambda n=asked: metrics.resume_requests._value.get() == n, 30, "its question")
+                poll_for(lambda n=asked: metrics.counters["resume_requests"]._value.get() == n, 30, "its question")
                 write_commands(settings, commands[end - 10 : end])
                 wanted = [b"%d" % n for n in range(end - 10, end)]
                 poll_for(lambda h=here, w=wanted: set(w) <= set(h["received"]), 60, "its commands")

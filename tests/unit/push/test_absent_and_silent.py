@@ -12,9 +12,9 @@ import pytest
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.states import Mode
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 LIMITS = Limits(answers=True, answer_timeout_us=10 * SECOND, replay_rate=50)
@@ -24,7 +24,7 @@ class Played:
     """A core, a Pulsar that answers at once but for ``late`` receipts, and a clock. ``device`` sees each push."""
 
     def __init__(self, limits: Limits, device: Callable[[Played, Push], None], *, reports_absence: bool) -> None:
-        self.core = Partition(0, limits, {}, None)
+        self.core = Partition(0, limits.nested(), {}, None)
         self.core.link_up(reports_absence=reports_absence)
         self.now = self.began = 1_000_000 * SECOND
         self.late: list[StoreReceipt] = []

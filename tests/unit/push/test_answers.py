@@ -13,10 +13,10 @@ from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.position_tags import PositionTags, read_position
 from bridge.settings import MqttSettings, PushSettings, Settings
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld
 
 NOW = 1_000 * SECOND
@@ -58,7 +58,7 @@ def position(number: int) -> CommandPosition:
 
 
 def a_core(limits: Limits = LIMITS) -> Partition:
-    core = Partition(3, limits, {}, None)
+    core = Partition(3, limits.nested(), {}, None)
     core.link_up()
     return core
 

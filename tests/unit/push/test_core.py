@@ -11,8 +11,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 NOW = 1_000 * SECOND
@@ -78,7 +78,7 @@ def position(number: int) -> CommandPosition:
 
 
 def a_core(limits: Limits = LIMITS, **cursors: Cursor) -> Partition:
-    core = Partition(3, limits, cursors, None)
+    core = Partition(3, limits.nested(), cursors, None)
     core.link_up()
     return core
 
@@ -227,7 +227,7 @@ def test_a_lost_link_sends_again_in_order_and_marks_it() -> None:
 
 
 def test_after_a_crash_only_what_may_have_been_pushed_is_marked() -> None:
-    core = Partition(0, LIMITS, {}, position(2))
+    core = Partition(0, LIMITS.nested(), {}, position(2))
     core.link_up()
     for number in (1, 2):
         core.arrived(position(number), command(number), NOW)

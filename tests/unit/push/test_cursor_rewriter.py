@@ -11,9 +11,9 @@ from bridge.contract.commands import CommandPosition
 from bridge.push.actions import StoreSegment
 from bridge.push.cursor import Cursor, ids_key
 from bridge.push.cursor_log import CursorLog, CursorRewriter, CursorsAged
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked, ParkedId, segment_key
+from tests.support.push_limits import Limits
 
 NOW_US = 10**15
 
@@ -45,7 +45,7 @@ class World:
         limits = Limits(parked_max=10**9)
         self.core = Partition(
             0,
-            limits,
+            limits.nested(),
             {name: self._cursor(name) for name in names},
             None,
             segments,

@@ -17,7 +17,6 @@ from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
 from bridge.push.effects import Effects
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource, PartitionLog, receive_commands
 from bridge.push.position_reader import StoredMessage
@@ -27,6 +26,7 @@ from bridge.push.request_log import RequestLog
 from bridge.push.segments import read_segment, segment_key
 from bridge.push.threads import Budget
 from bridge.settings import Settings
+from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage as Record
 from tests.support.waiting import poll_for
 from tests.unit.push.test_effects import METRICS
@@ -78,7 +78,7 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     budget = Budget(10, 1000)
     consumer = Consumer(budget, [FromPulsar(0, bad), FromPulsar(1)])
     receive_commands(cast(Any, consumer), "commands", budget, arrived.append)
-    core = Partition(0, Limits(), {}, None)
+    core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)
     for event in arrived:
@@ -215,14 +215,14 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
     assert not found.clean, "what is sent is marked as a repetition"
     assert len(logs) == 5
     assert {(line["log_level"], line["shown"]) for line in logs} == {("warning", 1)}
-    core = Partition(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
+    core = Partition(0, Limits().nested(), found.by_device, CommandPosition(3, 9, -1), found.parked)
     assert [key for key, _ in core.parking.unread] == [segment]
 
 
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
     budget = Budget(10, 10_000)
-    core = Partition(0, Limits(), {}, None)
+    core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)
     properties = encode_command(Command("c", "d", "t", b"")) | {C_DEVICE: device}

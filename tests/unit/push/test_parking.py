@@ -14,12 +14,12 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.presence import Presence, PresenceRules, Sign
 from bridge.push.segments import Parked, ParkedId, decode_segment, segment_device
 from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 LIMITS = Limits(
@@ -123,7 +123,7 @@ def position(number: int) -> CommandPosition:
 
 
 def a_core(limits: Limits = LIMITS) -> Partition:
-    core = Partition(3, limits, {}, None)
+    core = Partition(3, limits.nested(), {}, None)
     core.link_up(reports_absence=True)
     return core
 
@@ -335,7 +335,7 @@ def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_mean
 
 
 def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> None:
-    core = Partition(3, BROKER, {}, None)
+    core = Partition(3, BROKER.nested(), {}, None)
     core.link_up()
     core.arrived(position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW))
@@ -357,7 +357,7 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
 
 
 def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> None:
-    core = Partition(3, BROKER, {}, None)
+    core = Partition(3, BROKER.nested(), {}, None)
     core.link_up()  # this broker does not report absence: no device is probed
     for number, name in enumerate(("a", "b")):
         core.gone(name, NOW, NOW)
@@ -491,7 +491,9 @@ def stored_as(core: Partition, actions: list[Action], cursors: dict[str, bytes],
 
 def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> Partition:
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
-    core = Partition(3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now)
+    core = Partition(
+        3, limits.nested(), cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now
+    )
     core.link_up()
     return core
 
@@ -666,7 +668,7 @@ def test_h31_after_a_takeover_only_signs_that_the_former_owner_did_not_have_wake
     core.tick(now)
     segments = {s.key: s.payload for s in of(StoreSegment, core.take(now))}
     for seen, woken in ((now - 1, False), (now + 1, True)):
-        core = Partition(3, BROKER, {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
+        core = Partition(3, BROKER.nested(), {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
         core.link_up()
         core.alive("d", seen)
         assert bool(of(Pull, core.take(now + SECOND))) == woken
@@ -735,7 +737,7 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
     gone_again: bool,
 ) -> None:
     """With a broker that accepts commands without a subscriber there is no probe."""
-    core, cursors = Partition(3, BROKER, {}, None), dict[str, bytes]()
+    core, cursors = Partition(3, BROKER.nested(), {}, None), dict[str, bytes]()
     core.link_up()
     core.gone("d", NOW, NOW)
     for number in range(3):
@@ -753,7 +755,9 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
         stored_as(core, core.take(NOW + 2 * SECOND), cursors, 1)
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
     now = NOW + 10 * SECOND
-    after = Partition(3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now)
+    after = Partition(
+        3, BROKER.nested(), cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now
+    )
     after.take(now)
     after.link_up()
     assert not of(Pull, after.take(now))

@@ -16,10 +16,10 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.resume_requests import ResumeRequest
 from bridge.push.segments import Parked, ParkedId, decode_segment
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, cursors_of
 
 HOUR = 3600 * SECOND
@@ -56,7 +56,7 @@ class Stand:
         """Return the owner that takes over from what is stored."""
         horizon = position(self.written) if self.written else None
         parked = {"d": dict(self.segments)} if self.segments else {}
-        return Partition(0, LIMITS, cursors_of(self.cursors), horizon, parked, owner=name, now_us=self.now)
+        return Partition(0, LIMITS.nested(), cursors_of(self.cursors), horizon, parked, owner=name, now_us=self.now)
 
     def commands(self, count: int) -> None:
         for number in range(self.written, self.written + count):
