@@ -23,8 +23,8 @@ from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog
-from bridge.push.presence import PresenceRules, Seen
+from bridge.push.partition_log import PartitionLog, Seen
+from bridge.push.presence import PresenceRules
 from bridge.settings import Settings
 
 __all__ = ["Inbound"]

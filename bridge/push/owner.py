@@ -17,9 +17,8 @@ from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource
+from bridge.push.partition_log import Arrived, CommandSource, Seen
 from bridge.push.position_tags import PositionTags
-from bridge.push.presence import Seen
 from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found

@@ -11,17 +11,30 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
-from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
-from bridge.contract.groups import GroupCommand, decode_group_command
+from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC, partition_name
+from bridge.contract.commands import BEFORE_ALL
+from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.health import Part
 from bridge.killpoints import reach
-from bridge.pulsar.client import NO_TEXT, Message, PulsarClient, properties_of
+from bridge.pulsar.client import (
+    EARLIEST,
+    NO_TEXT,
+    Message,
+    MessageId,
+    PulsarClient,
+    key_of,
+    properties_of,
+    received,
+)
+from bridge.pulsar.sending import close_quietly
+from bridge.pulsar.topic_end import read_to_end
+from bridge.push.cursor import ids_device
 from bridge.push.groups.expanding import (
     BadCommand,
     Expander,
@@ -33,12 +46,14 @@ from bridge.push.groups.expanding import (
     WriteEntries,
 )
 from bridge.push.groups.log import GroupLog, Stopped
-from bridge.push.groups.membership import KnownDevices, Membership, MemberTable
+from bridge.push.groups.membership import Membership
 from bridge.push.metrics import GroupMetrics
-from bridge.push.position_reader import position_of
+from bridge.push.position_reader import leave_out_foreign, position_of, record_key
+from bridge.push.segments import segment_device
 from bridge.settings import Settings
+from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["GroupOwner"]
+__all__ = ["GroupOwner", "KnownDevices", "MemberTable"]
 
 log = structlog.get_logger("push")
 
@@ -47,6 +62,115 @@ _ABSENT_S: Final = 30.0
 _RECEIVE_MS: Final = 500
 _LOOK_S: Final = 30.0
 """How often devices are looked for that a pattern may mean."""
+
+
+_AT_ONCE: Final = 10_000
+
+
+class MemberTable:
+    """The memberships that Spark wrote: loaded whole, then followed. All on the thread that makes it."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        settings: PulsarSettings,
+        membership: Membership,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read all of it. Raises TransientError or RefusedError, and Stopped when it is ``over`` before."""
+        self._over = over
+        self._settings = settings
+        self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
+        self._client = client
+        self._membership = membership
+        self._last = BEFORE_ALL
+        last = self._load()
+        # Not the compacted view any more: there a tombstone could be removed before it was read.
+        self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
+
+    def _load(self) -> MessageId:
+        """Read the compacted view. Records that only this view still has are not read by later reads."""
+        reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
+        last = EARLIEST
+        try:
+            for message in read_to_end(reader, self._settings, self._topic, compacted=True, over=self._over):
+                self._put(message)
+                last = message.message_id()
+        finally:
+            close_quietly(reader)
+        if self._over():
+            raise Stopped
+        return last
+
+    def _put(self, message: Message) -> None:
+        self._last = position_of(message.message_id())
+        key, payload = record_key(message, self._topic), message.data()
+        if not key:
+            return  # what compaction leaves of a message in the midst of a batch; or it is no UTF-8
+        try:
+            group, device, member = member_of(key, payload)
+        except ContractError as e:
+            leave_out_foreign(self._topic, message.message_id(), str(e), key)
+            return
+        self._membership.put(group, device, member=member)
+
+    def take(self) -> None:
+        """Bring what came to the membership, without waiting, and not all of what comes without end."""
+        for _ in range(_AT_ONCE):
+            message = received(self._reader.read_next, 0, f"reading {self._topic}")
+            if message is None:
+                return
+            self._put(message)
+
+    def take_all(self) -> None:
+        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
+        is to end before. A command to a group waits for this.
+        """
+        for message in read_to_end(self._reader, self._settings, self._topic, last=self._last, over=self._over):
+            self._put(message)
+        if self._over():
+            raise Stopped
+
+    def close(self) -> None:
+        """Close the reader; before the client is closed."""
+        close_quietly(self._reader)
+
+
+class KnownDevices:
+    """The devices that have had a command: those with a cursor. Asked for now and then, where patterns want to know."""
+
+    def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
+        """Opens a reader for each partition. Raises TransientError or RefusedError."""
+        self._membership = membership
+        self._settings = settings
+        self._read: set[str] = set()
+        self._readers: dict[str, Any] = {
+            name: client.reader(name, EARLIEST, compacted=True)
+            for name in client.partitioned(settings.system_topic(CURSORS_TOPIC))
+        }
+
+    def take(self) -> None:
+        """Bring those that came since the last time to the membership. Raises TransientError."""
+        found: set[str] = set()
+        for name, reader in self._readers.items():
+            known = name in self._read
+            for message in read_to_end(reader, self._settings, name, compacted=True, trusting=known):
+                device = _device_of(key_of(message) or "")
+                if device:
+                    found.add(device)
+            self._read.add(name)
+        self._membership.knows(found)
+
+    def close(self) -> None:
+        """Close the readers."""
+        for reader in self._readers.values():
+            close_quietly(reader)
+
+
+def _device_of(key: str) -> str | None:
+    """Return the device of a record, None where it is of none: no device's name begins with U+0000, push's own keys do."""
+    device = ids_device(key) or segment_device(key) or key
+    return device if device and not device.startswith("\0") else None
 
 
 class GroupOwner:
