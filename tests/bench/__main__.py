@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import idle, ingest, loop, notebook, outage, push, push_parked, silver, source
+from tests.bench import idle, ingest, loop, notebook, outage, push, push_parked, silver, source, spark_settings
 from tests.bench.results import Figure, show, write
 
 GROUPS = {
@@ -17,6 +17,7 @@ GROUPS = {
     "idle": idle.measure,
     "loop": loop.measure,
     "silver": silver.measure,
+    "settings": spark_settings.measure,
     "notebook": notebook.measure,
     "push": push.measure,
     "parked": push_parked.measure,
@@ -27,6 +28,7 @@ ON_REQUEST = {
     "idle": "takes 10 minutes",
     "parked": "takes 10 minutes",
     "silver": "takes several minutes",
+    "settings": "takes 20 minutes",
 }
 
 

@@ -28,6 +28,7 @@ def stock_session(folder: Path, jars: Sequence[Path], more: Mapping[str, str] | 
         .config("spark.driver.memory", "2g")
         .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.local.dir", str(folder / "scratch"))
         .config("spark.driver.bindAddress", "127.0.0.1")
