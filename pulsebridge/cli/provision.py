@@ -85,20 +85,20 @@ def whole_plan(
     settings: Settings, extra: tuple[TopicNeed, ...] = (), roles: dict[str, str] | None = None
 ) -> list[Step]:
     """Return every step in the order of execution. ``extra``: more readings topics."""
-    from bridge.contract import partition_name
+    from bridge.contract import ALERTS_TOPIC, partition_name
     from bridge.pulsar.provisioning_plan import (
-        alerts_need,
         compact_step,
         grant_steps,
         ingest_needs,
         namespace_steps,
         push_needs,
         tenant_step,
+        topic_need,
         topic_steps,
     )
     from bridge.routing.readings_topics import static_topics
 
-    pulsar = settings.pulsar
+    pulsar, streaming = settings.pulsar, settings.streaming
     namespaces = pulsar.all_namespaces
     steps = [tenant_step(name) for name in dict.fromkeys(n.split("/")[0] for n in namespaces)]
     for namespace in namespaces:
@@ -107,7 +107,7 @@ def whole_plan(
         *ingest_needs(pulsar, static_topics(settings), presence=False, resume=False).topics,
         *extra,
         *push_needs(pulsar).topics,
-        *([alerts_need(pulsar, settings.streaming.subscription_of("alerts"))] if settings.streaming.alerts else []),
+        *([topic_need(pulsar, ALERTS_TOPIC, streaming.subscription_of("alerts"))] if streaming.alerts else []),
     )
     for need in {need.topic: need for need in needs}.values():
         steps += topic_steps(need)
