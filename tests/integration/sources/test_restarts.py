@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.killpoints import SOURCE_KILL_POINTS
 from tests.support import batch_engine
 from tests.support.batch_engine import ENGINE_KILL_POINTS, rows_of
+from tests.support.kill_points import SOURCE_KILL_POINTS
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import patient
 

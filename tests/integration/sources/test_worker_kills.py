@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 import sources
-from bridge.killpoints import SOURCE_TASK_KILL_POINTS
 from bridge.settings import Settings, StreamingSettings
 from bridge.settings.pulsar import PulsarSettings
 from sources.spark_features import spark_features
 from streaming.tables import table_of
 from tests.support import bronze_driver
+from tests.support.kill_points import SOURCE_TASK_KILL_POINTS
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
 
