@@ -55,28 +55,13 @@ CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
 OTHER_VARIABLES: Final = frozenset(
     {
         CONFIG_VARIABLE,
-        "PULSEBRIDGE_BAD_ROWS",
-        "PULSEBRIDGE_BENCH_IDLE_DEVICES",
-        "PULSEBRIDGE_BENCH_IDLE_S",
-        "PULSEBRIDGE_BENCH_MQTT",
-        "PULSEBRIDGE_BENCH_OUTAGE_S",
-        "PULSEBRIDGE_BENCH_PARKED",
-        "PULSEBRIDGE_BENCH_PEER",
-        "PULSEBRIDGE_BENCH_PEERS",
-        "PULSEBRIDGE_BENCH_PUSH_S",
-        "PULSEBRIDGE_CLUSTERS",
         "PULSEBRIDGE_IVY_SETTINGS",
         "PULSEBRIDGE_KILL_AT",
         "PULSEBRIDGE_KILL_PID",
         "PULSEBRIDGE_KILL_SIGNAL",
-        "PULSEBRIDGE_SEED",
-        "PULSEBRIDGE_SOURCE_CHAOS_S",
-        "PULSEBRIDGE_SOURCE_KILLS",
-        "PULSEBRIDGE_TEST_KILLS",
-        "PULSEBRIDGE_TEST_STACK",
     }
 )
-"""Variables with our prefix that are not settings: of the local stack's downloads, of tests, of benchmarks."""
+"""Variables with our prefix that are not settings: of the local stack's downloads, and of ``bridge.killpoints``."""
 
 # Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
