@@ -13,12 +13,14 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from datetime import datetime, timezone
 from typing import Any, Final
 
 __all__ = [
     "CELL_CHARACTERS",
     "TEXT_CHARACTERS",
     "accept_every_character",
+    "iso",
     "json_text",
     "markup",
     "printable",
@@ -72,6 +74,11 @@ def json_text(value: Any, indent: int | None = None) -> str:
 def _escaped(line: str) -> str:
     # Outside its strings JSON is ASCII, and json.dumps alone leaves DEL and all above as they are.
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+
+
+def iso(us: int) -> str:
+    """Return a time in µs since the epoch as ISO 8601 in UTC, with seconds."""
+    return datetime.fromtimestamp(us / 1e6, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def accept_every_character() -> None:

@@ -23,7 +23,7 @@ from rich.table import Table
 from bridge.display import markup
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
-from bridge.times import duration_s
+from bridge.settings.units import Duration
 from bridge.user_folders import default_cache_dir
 from pulsebridge.downloads import distributions
 from pulsebridge.downloads.distributions import Distribution
@@ -40,10 +40,10 @@ _DELTA_BYTES = 13_400_000
 
 def hours(text: str) -> float:
     """Return the hours of ``90m``, ``12h`` or ``2d``. Raises ConfigError for any other text."""
-    seconds = duration_s(text, "h")
-    if not seconds:
-        raise ConfigError(f"--for {text}: not a duration", remedy="give 90m, 12h or 2d")
-    return seconds / 3600
+    with suppress(ValueError):
+        if found := Duration(text, bare="h"):
+            return found / 3600
+    raise ConfigError(f"--for {text}: not a duration", remedy="give 90m, 12h or 2d")
 
 
 # --- up ---
