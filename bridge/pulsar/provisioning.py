@@ -24,6 +24,7 @@ from bridge.contract import (
 from bridge.errors import ContractError, ForbiddenError, TerminalError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import LATEST, PulsarClient
+from bridge.pulsar.dial import role_of
 from bridge.pulsar.provisioning_plan import (
     COMPACTION,
     Needs,
@@ -42,7 +43,6 @@ from bridge.pulsar.provisioning_plan import (
     topic_steps,
 )
 from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.tokens import role_of
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
@@ -210,9 +210,7 @@ def look(admin: PulsarAdmin, needs: Needs) -> Found:
         try:
             _compare_topic(admin, need, found)
         except ForbiddenError as e:
-            token = admin.settings.token
-            role = None if token is None else role_of(token.get_secret_value())
-            grants = grant_steps(admin.settings, {needs.tier: role or "ROLE"})
+            grants = grant_steps(admin.settings, {needs.tier: role_of(admin.settings) or "ROLE"})
             lines = "; ".join(step.shell for step in grants)
             raise ForbiddenError(e.what, remedy=f"{needs.tier} needs at least: {lines}") from e
     return found

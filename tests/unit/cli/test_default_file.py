@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 
 from bridge.settings import Settings
-from bridge.settings.default_file import default_yaml
 from bridge.settings.fields import is_common, leaves
 from bridge.settings.loading import conf_path, load_with_origins
+from pulsebridge.cli.default_file import default_yaml
 
 
 def test_the_default_file_has_not_drifted() -> None:
