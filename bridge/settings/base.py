@@ -5,18 +5,29 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-__all__ = ["COMMON", "Section"]
+__all__ = ["COMMON", "Section", "checked_by"]
 
 COMMON: Final[dict[str, Any]] = {"common": True}
 """``json_schema_extra`` of the settings that most installations set: the short list of ``pulsebridge config``."""
+
+
+def checked_by(check: Callable[[str], object]) -> AfterValidator:
+    """Return a validator that leaves a text unchanged, and refuses it if ``check`` raises ValueError."""
+
+    def unchanged(text: str) -> str:
+        check(text)
+        return text
+
+    return AfterValidator(unchanged)
 
 
 class Section(BaseModel):

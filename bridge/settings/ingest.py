@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from bridge.routing.shard import Shard
-from bridge.routing.templates import Filter
-from bridge.settings.base import COMMON, Section
+from bridge.settings.base import COMMON, Section, checked_by
 from bridge.settings.links import LinkSettings
 from bridge.settings.presets import load_preset, preset_names
-from bridge.settings.rules import TopicRule
+from bridge.settings.rules import DeviceFilter, TopicRule
 from bridge.settings.units import Duration, Size
 
 __all__ = ["IngestLimits", "IngestSettings", "TopicRule"]
@@ -55,7 +54,7 @@ class IngestSettings(Section):
     thethingsstack. A route in ingest.routes replaces a ready-made one of the same name."""
     filters: tuple[str, ...] = ()
     """MQTT filters to subscribe to; default: the routes' own filters, without routes ``#``."""
-    shard: str | None = None
+    shard: Annotated[str, checked_by(Shard.parse)] | None = None
     """Number of this worker among several, as I/N from 0 on; with host/N, I is the number at the end of the host's
     name. Groups of filters without a common device are distributed to the workers, each with its own session."""
     share: str | None = Field(None, pattern=r"^[^/+#\s]+$")
@@ -75,7 +74,7 @@ class IngestSettings(Section):
     presence_interval: Duration = Field(Duration("30s"), ge=0)
     """Time between two records of a publishing device in Pulsar; ingest records the first message after a silence at
     once. Push wakes parked devices by these records. 0: never."""
-    resume_topic: str | None = "pulsebridge/resume/+device"
+    resume_topic: DeviceFilter | None = "pulsebridge/resume/+device"
     """MQTT filter that captures the device. Devices publish the position of their last command on it, and push sends
     them the commands after it. Each installation at a broker needs its own filter. null: no resume."""
     drain: Duration = Field(Duration("20s"), gt=0)
@@ -102,13 +101,6 @@ class IngestSettings(Section):
             )
         return value
 
-    @field_validator("resume_topic")
-    @classmethod
-    def _captures_device(cls, value: str | None) -> str | None:
-        if value is not None and "device" not in Filter.parse(value).names:
-            raise ValueError(f"filter {value!r} captures no device: write +device for its level")
-        return value
-
     @field_validator("presets")
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,10 +121,3 @@ class IngestSettings(Section):
         if any(one.name == route for one in self.routes):
             return None
         return next((n for n in self.presets if any(r.name == route for r in load_preset(n).routes)), None)
-
-    @field_validator("shard")
-    @classmethod
-    def _numbered(cls, value: str | None) -> str | None:
-        if value is not None:
-            Shard.parse(value)
-        return value

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from bridge.contract.groups import template_problem
-from bridge.routing.templates import Filter
 from bridge.settings.base import COMMON, Section
+from bridge.settings.rules import DeviceFilter
 from bridge.settings.units import Duration, Size
 
 __all__ = [
@@ -28,17 +28,10 @@ __all__ = [
 class PresenceRule(Section):
     """A rule for messages that show whether a device is online: birth messages and wills."""
 
-    filter: str = Field(min_length=1)
+    filter: DeviceFilter = Field(min_length=1)
     """MQTT filter that captures the device: devices/+device/status."""
     absent: tuple[str, ...] = ("offline", "")
     """Payloads for an offline device, such as its will; all others mean that it is online."""
-
-    @field_validator("filter")
-    @classmethod
-    def _captures(cls, value: str) -> str:
-        if "device" not in Filter.parse(value).names:
-            raise ValueError(f"filter {value!r} captures no device: write +device for its level")
-        return value
 
 
 class GroupRule(Section):

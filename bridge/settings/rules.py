@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
-from bridge.settings.base import Section
+from bridge.routing.templates import Filter
+from bridge.settings.base import Section, checked_by
 
-__all__ = ["TopicRule"]
+__all__ = ["DeviceFilter", "TopicRule"]
+
+
+def _captures_device(text: str) -> None:
+    if "device" not in Filter.parse(text).names:
+        raise ValueError(f"filter {text!r} captures no device: write +device for its level")
+
+
+DeviceFilter = Annotated[str, checked_by(_captures_device)]
+"""An MQTT filter that captures the device."""
 
 
 class TopicRule(Section):

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 from pydantic import Field, field_validator
 
 from bridge.settings.base import COMMON, Section
-from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, known_zone
+from bridge.settings.tables import Decoding, TableDeclaration, TimeZone, filter_problem
 from bridge.settings.units import Duration, Size
 
 __all__ = [
@@ -96,7 +96,7 @@ class StreamingSettings(Section):
     decoders: tuple[Decoding, ...] = ()
     """Decodings of some messages for the table readings, like that of a table without ``fields``: a custom function, a
     time zone, or ``format: none`` for messages that are not readings. All others have the default decoding."""
-    time_zone: str | None = None
+    time_zone: TimeZone | None = None
     """IANA name of the zone of times without one, as Europe/Berlin; none: a row with such a time gets its time of
     arrival."""
     topics: tuple[str, ...] = ()
@@ -148,8 +148,3 @@ class StreamingSettings(Section):
         if problem is not None:
             raise ValueError(problem)
         return decodings
-
-    @field_validator("time_zone")
-    @classmethod
-    def _zone(cls, name: str | None) -> str | None:
-        return name if name is None else known_zone(name)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
 from bridge.routing.message_fields import MessageField
 from bridge.routing.templates import Filter
-from bridge.settings.base import Section
+from bridge.settings.base import Section, checked_by
 from bridge.settings.units import Duration, Size
 
-__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "known_zone", "path_steps"]
+__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "TimeZone", "filter_problem", "path_steps"]
 
 Format = Literal["json", "csv", "avro", "protobuf", "cbor", "raw", "python", "none"]
 TimeUnit = Literal["iso", "s", "ms", "us", "ns", "auto"]
@@ -43,13 +43,29 @@ def path_steps(text: str) -> tuple[str | int, ...]:
     return () if text == "$" else MessageField.parse("json", text).steps
 
 
-def known_zone(name: str) -> str:
-    """Return the IANA name of a time zone. Raises ValueError for an unknown one."""
+def _known_zone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (KeyError, ValueError, OSError) as e:
         raise ValueError(f"unknown time zone {name!r}; give one like Europe/Berlin") from e
-    return name
+
+
+def _safe(expression: str) -> None:
+    if _RAISES.search(expression):
+        raise ValueError(f"{expression!r} may raise an error for a device's value: write try_cast(… AS …)")
+
+
+def _path_or_sql(text: str) -> None:
+    if text.startswith("$"):
+        path_steps(text.removeprefix("$") if text.startswith("$$") else text)
+    else:
+        _safe(text)
+
+
+TimeZone = Annotated[str, checked_by(_known_zone)]
+"""The IANA name of a time zone."""
+_Expression = Annotated[str, checked_by(_safe)]
+_PathOrSql = Annotated[str, checked_by(_path_or_sql)]
 
 
 class Decoding(Section):
@@ -60,15 +76,15 @@ class Decoding(Section):
     captures. A field with the same name as one of those is ``fields.NAME``.
     """
 
-    filter: str = Field(min_length=1)
+    filter: Annotated[str, checked_by(Filter.parse)] = Field(min_length=1)
     """MQTT topics of its messages, with named captures that become columns: ``tele/+device/SENSOR``."""
     fields: str | None = None
     """DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: a row for each
     field, as in the table readings."""
-    columns: dict[str, str] = {}
+    columns: dict[str, _Expression] = {}
     """Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, so use the try_
     functions: an expression that raises an error stops the query."""
-    where: str | None = None
+    where: _Expression | None = None
     """SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that cannot be decoded.
     """
     format: Format = "json"
@@ -91,16 +107,16 @@ class Decoding(Section):
     row as a mapping, any number of rows, or None for a message that is not a reading (``sources.payloads.message``)."""
     compression: Literal["gzip", "zstd"] | None = None
     """Compression of the payloads."""
-    elements: str | None = None
+    elements: Annotated[str, checked_by(path_steps)] | None = None
     """JSON path of an array whose elements are rows; $: the payload itself."""
-    id: str | None = None
+    id: _PathOrSql | None = None
     """JSON path or SQL expression of the row's id; none: the route's reading_id, else the message's position in Pulsar,
     which is unique."""
-    time: str | None = None
+    time: _PathOrSql | None = None
     """JSON path or SQL expression of its time; none: the route's reading_time, else the time of arrival."""
     time_unit: TimeUnit = "auto"
     """Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the value."""
-    time_zone: str | None = None
+    time_zone: TimeZone | None = None
     """IANA time zone of times without one, like Europe/Berlin; none: ``streaming.time_zone``."""
     ignored: tuple[str, ...] = ()
     """Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."""
@@ -118,55 +134,18 @@ class Decoding(Section):
     max_memory: Size = Field(Size("512MiB"), ge=16 * 1024 * 1024)
     """Maximum memory to decode payloads in Python, without that of Python itself. Linux enforces it."""
 
-    @field_validator("filter")
-    @classmethod
-    def _filter(cls, text: str) -> str:
-        Filter.parse(text)
-        return text
-
-    @field_validator("elements")
-    @classmethod
-    def _elements(cls, text: str | None) -> str | None:
-        if text is not None:
-            path_steps(text)
-        return text
-
-    @field_validator("id", "time")
-    @classmethod
-    def _path_or_sql(cls, text: str | None) -> str | None:
-        if text is not None and text.startswith("$"):
-            path_steps(text.removeprefix("$") if text.startswith("$$") else text)
-        return text if text is None or text.startswith("$") else cls._safe(text)
-
     @field_validator("columns")
     @classmethod
     def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
-        for name, expression in columns.items():
+        for name in columns:
             if not name or name.startswith("_"):
                 raise ValueError(f"column {name!r}: a name must not be empty or begin with _")
-            cls._safe(expression)
         return columns
-
-    @field_validator("where")
-    @classmethod
-    def _where(cls, text: str | None) -> str | None:
-        return text if text is None else cls._safe(text)
-
-    @staticmethod
-    def _safe(expression: str) -> str:
-        if _RAISES.search(expression):
-            raise ValueError(f"{expression!r} may raise an error for a device's value: write try_cast(… AS …)")
-        return expression
 
     @field_validator("function", mode="before")
     @classmethod
     def _named(cls, function: Any) -> Any:
         return f"{function.__module__}:{function.__qualname__}" if callable(function) else function
-
-    @field_validator("time_zone")
-    @classmethod
-    def _zone(cls, name: str | None) -> str | None:
-        return name if name is None else known_zone(name)
 
     @model_validator(mode="after")
     def _of_one_form(self) -> Decoding:

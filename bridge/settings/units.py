@@ -55,7 +55,7 @@ class Duration(float):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "string", "pattern": rf"^\d+(\.\d+)? ?({'|'.join(_SECONDS_OF)})$"}
+        return {"type": "string", "pattern": rf"^\d+(\.\d+)? ?({'|'.join(_SECONDS)})$"}
 
 
 class Size(int):
