@@ -45,11 +45,7 @@ def is_class(annotation: Any, *bases: type) -> bool:
 
 def section_of(annotation: Any) -> type[Section] | None:
     """Return the model in an annotation, None for a plain value."""
-    for part in parts_of(annotation):
-        if is_class(part, Section):
-            found: type[Section] = part
-            return found
-    return None
+    return next((part for part in parts_of(annotation) if is_class(part, Section)), None)
 
 
 def is_secret(annotation: Any) -> bool:
@@ -117,12 +113,8 @@ def field_at(model: type[Section], path: Iterable[str | int]) -> FieldInfo | Non
 
 def model_within(annotation: Any) -> type[Section] | None:
     """Return the model of a section, or of the members of a list of sections."""
-    for part in parts_of(annotation):
-        for candidate in (part, *get_args(part)):
-            if is_class(candidate, Section):
-                found: type[Section] = candidate
-                return found
-    return None
+    candidates = (one for part in parts_of(annotation) for one in (part, *get_args(part)))
+    return next((one for one in candidates if is_class(one, Section)), None)
 
 
 def names_at(model: type[Section], path: Iterable[str | int]) -> list[str]:
