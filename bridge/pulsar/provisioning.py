@@ -6,7 +6,7 @@ once. ``verify`` changes nothing and fails with the missing commands. ``off`` se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -47,7 +47,6 @@ from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
     "Found",
-    "carry_out",
     "create_topic",
     "existing_commands",
     "log_unchecked",
@@ -149,18 +148,6 @@ def partitions_ready(admin: PulsarAdmin, need: TopicNeed) -> int:
         return 0
     existing = admin.subscriptions(partition_name(need.topic, partitions - 1))
     return partitions if set(need.subscriptions) <= set(existing) else 0
-
-
-def carry_out(admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None) -> None:
-    """Do the steps in order; ``done`` is called after each. An existing tenant is left unchanged."""
-    for step in steps:
-        if step.command[0] == "tenants":
-            tenant = step.command[-1]
-            if admin.has_tenant(tenant):
-                continue
-            step = tenant_step(tenant, admin.clusters())
-        admin.do(step)
-        done(step)
 
 
 def try_rights(settings: PulsarSettings, *, write: Iterable[str] = (), read: Iterable[str] = ()) -> None:

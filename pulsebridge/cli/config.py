@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge.display import json_text, text_of
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.settings.loading import Loaded

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.display import iso, json_text, text_of
 from bridge.errors import ConfigError
 from bridge.settings.loading import settings_from
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.output.text import iso, json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.dead_letters.records import DeadLetter, Selection

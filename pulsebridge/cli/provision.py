@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,10 +12,11 @@ from bridge.settings.loading import settings_from
 from pulsebridge.cli.options import ConfigOption, SetOption
 
 if TYPE_CHECKING:
+    from bridge.pulsar.admin import PulsarAdmin
     from bridge.pulsar.provisioning_plan import Step, TopicNeed
     from bridge.settings import Settings
 
-__all__ = ["register", "whole_plan"]
+__all__ = ["carry_out", "register", "whole_plan"]
 
 _HEAD = """\
 # Required resources of Pulsebridge in Pulsar at {admin}, for an administrator of the tenant
@@ -75,10 +77,23 @@ def _provision(
         typer.echo(_script(settings, extra, roles), nl=False)
         return
     from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import carry_out
 
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         carry_out(admin, whole_plan(settings, extra, roles), lambda step: typer.echo(f"ok  {step.shell}"))
+
+
+def carry_out(admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None) -> None:
+    """Do the steps in order; ``done`` is called after each. An existing tenant is left unchanged."""
+    from bridge.pulsar.provisioning_plan import tenant_step
+
+    for step in steps:
+        if step.command[0] == "tenants":
+            tenant = step.command[-1]
+            if admin.has_tenant(tenant):
+                continue
+            step = tenant_step(tenant, admin.clusters())
+        admin.do(step)
+        done(step)
 
 
 def whole_plan(

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bridge.display import json_text, printable, text_of
+from bridge.display import printable
 from bridge.errors import ConfigError
 from bridge.settings.loading import settings_from
 from pulsebridge.cli.dead_letters import DeviceOption, ReasonOption, SinceOption, TopicOption, selection_of
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.dead_letters.records import Selection

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from bridge.display import markup
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
 from bridge.settings.units import Duration
@@ -31,6 +30,7 @@ from pulsebridge.downloads.preflight import Finding, check_all, find_java
 from pulsebridge.downloads.spark_jars import delta_jars, delta_jars_present
 from pulsebridge.local.ports import refuse_used
 from pulsebridge.local.state import StackState, read_state
+from pulsebridge.output.text import markup
 
 __all__ = ["bring_down", "bring_up", "fetch_all", "hours", "preflight", "show_status"]
 

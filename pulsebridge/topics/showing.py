@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from bridge.display import printable, text_of
+from bridge.display import printable
 from bridge.errors import ConfigError
 from bridge.settings.presets import load_preset
 from bridge.settings.units import Duration
+from pulsebridge.output.text import text_of
 from pulsebridge.topics.proposing import Proposal
 from pulsebridge.topics.tree import Node, TopicTree
 
