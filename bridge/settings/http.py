@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -138,7 +137,11 @@ class HttpSettings(Section):
         """
         found: dict[str, tuple[Filter, ...]] = {}
         problems: list[str] = []
-        for number, (token, *filters) in _token_lines(self.tokens):
+        text = "" if self.tokens is None else self.tokens.get_secret_value()
+        for number, line in enumerate(text.splitlines(), 1):
+            token, *filters = line.split() or ["#"]
+            if token.startswith("#"):
+                continue
             try:
                 if not filters:
                     raise ValueError("it has no topic filter; write # after the token for all topics")
@@ -148,14 +151,6 @@ class HttpSettings(Section):
             except ValueError as e:
                 problems.append(f"tokens, line {number}: {e}")
         return found, problems
-
-
-def _token_lines(tokens: SecretStr | None) -> Iterator[tuple[int, list[str]]]:
-    text = "" if tokens is None else tokens.get_secret_value()
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if words and not words[0].startswith("#"):
-            yield number, words
 
 
 def is_loopback(host: str) -> bool:

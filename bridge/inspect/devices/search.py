@@ -169,7 +169,7 @@ class Search:
     def _read_relocated(self, device: str) -> None:
         starts = dict.fromkeys(one for one in self._commands_of(device) if one < self._topics.count(PARKED_TOPIC))
         for partition, position, command in self._commands(PARKED_TOPIC, device, starts):
-            self._families[_key_of(command)].take_moved(partition, position, command)
+            self._families[_key_of(command)].take_command(partition, position, command, moved=True)
 
     def _commands(
         self, local: str, device: str, starts: Mapping[int, CommandPosition | None]
@@ -218,7 +218,8 @@ class Search:
             family = self._family(command_id, "")
             assert family is not None
             how: Literal["waiting", "begun", "done"] = "done" if position <= progress.done else "waiting"
-            family.take_in_group(command_id, InGroup(group, 0, position, "begun" if position == progress.at else how))
+            how = "begun" if position == progress.at else how
+            family.copy(command_id).in_group.append(InGroup(group, 0, position, how))
 
     def _progress_of_groups(self) -> Progress:
         roster = Roster()

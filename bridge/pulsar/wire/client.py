@@ -71,11 +71,11 @@ class Brokers(Generic[L]):
             request = connection.number()
             asked = commands.lookup(partition, request, authoritative=authoritative)
             answer = connection.request(request, asked, _left(until))
-            if not isinstance(answer, WireError) and answer.kind != commands.Kind.LOOKUP_RESPONSE:
-                answer = WireError("UnknownError", f"a command of type {answer.kind} as the answer to a lookup")
-            found: Redirect | WireError = WireError("UnknownError")
+            found: Redirect | WireError
             if isinstance(answer, WireError):
                 found = answer
+            elif answer.kind != commands.Kind.LOOKUP_RESPONSE:
+                found = WireError("UnknownError", f"a command of type {answer.kind} as the answer to a lookup")
             else:
                 found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
             if isinstance(found, WireError):
