@@ -84,6 +84,11 @@ which push has acknowledged. The same on each partition of relocated commands. O
 QUOTA_POLICY: Final = "producer_request_hold"
 """The only quota policy that neither drops messages nor fails producers (H1 c, H13)."""
 
+_UNUSED_TOPICS: Final = {
+    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+    "maxInactiveDurationSeconds": 60,
+    "deleteWhileInactive": False,
+}
 _STORAGE: Final = "destination_storage"
 DONE: Final = (409,)  # it exists already
 
@@ -203,23 +208,12 @@ def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
     """Return the steps for a namespace that retains its messages: the namespace, then its policies."""
     minutes = -1 if pulsar.retention is None else math.ceil(pulsar.retention / 60)
     size = -1 if pulsar.retention_size is None else math.ceil(pulsar.retention_size / 1024 / 1024)
-    unused = {
-        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
-        "maxInactiveDurationSeconds": 60,
-        "deleteWhileInactive": False,
-    }
+    time, megabytes = f"{minutes}m" if minutes >= 0 else "-1", f"{size}M" if size >= 0 else "-1"
     steps = [
         Step("the namespace", ("namespaces", "create", namespace), "PUT", f"/namespaces/{namespace}", None, DONE),
         _policy(
             "retention, or messages without a subscription are deleted",
-            (
-                "set-retention",
-                namespace,
-                "--time",
-                f"{minutes}m" if minutes >= 0 else "-1",
-                "--size",
-                f"{size}M" if size >= 0 else "-1",
-            ),
+            ("set-retention", namespace, "--time", time, "--size", megabytes),
             "retention",
             {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size},
             _no_retention,
@@ -245,7 +239,7 @@ def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
                 *("--max-inactive-duration", "60s", "--delete-mode", "delete_when_no_subscriptions"),
             ),
             "inactiveTopicPolicies",
-            unused,
+            _UNUSED_TOPICS,
             lambda found: (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False,
         ),
         _policy(
