@@ -18,7 +18,6 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge import logs
 from bridge.errors import ConfigError
 from bridge.routing.mapper import mapping_problems
 from bridge.routing.sharding import shard_problems
@@ -47,7 +46,6 @@ __all__ = [
     "conf_path",
     "load",
     "load_with_origins",
-    "settings_from",
 ]
 
 CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
@@ -157,19 +155,6 @@ def load_with_origins(
     if layers.problems or settings is None:
         raise ConfigError(_listed(layers.problems, file))
     return Loaded(settings, {".".join(p): o for p, o in layers.origins.items()}, file)
-
-
-def settings_from(
-    config: Path | None = None, sets: Sequence[str] | None = None, flags: Mapping[str, object] | None = None
-) -> Settings:
-    """Load the settings for a command and configure the log with them.
-
-    ``flags`` are the command's own options by their path (``{"mqtt.host": host}``); None means not given.
-    Raises ConfigError with all problems.
-    """
-    settings = load_with_origins(config, sets or (), flags=flags).settings
-    logs.configure(settings.log)
-    return settings
 
 
 # --- the layers ---------------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ import typer
 
 from bridge.display import printable
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 
 __all__ = ["register"]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, SetOption
+from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 
 if TYPE_CHECKING:
     from bridge.pulsar.admin import PulsarAdmin

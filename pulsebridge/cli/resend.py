@@ -10,9 +10,8 @@ import typer
 
 from bridge.display import printable
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
 from pulsebridge.cli.dead_letters import DeviceOption, ReasonOption, SinceOption, TopicOption, selection_of
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
