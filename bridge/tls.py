@@ -9,11 +9,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from bridge.errors import ConfigError, DeniedError
 
-__all__ = ["TlsFiles", "client_context", "file_stamps", "handshake_problem"]
+if TYPE_CHECKING:
+    from bridge.settings import MqttSettings, PulsarSettings
+
+__all__ = ["client_context", "file_stamps", "handshake_problem"]
 
 _CERTIFICATE_PROBLEMS: Final = (
     (
@@ -46,23 +49,7 @@ _OURS_REFUSED: Final = (
 )
 
 
-class TlsFiles(Protocol):
-    """The TLS files of a section of the settings."""
-
-    @property
-    def tls_ca(self) -> Path | None:
-        """PEM file of the authorities."""
-
-    @property
-    def tls_certificate(self) -> Path | None:
-        """PEM file of the client's certificate."""
-
-    @property
-    def tls_private_key(self) -> Path | None:
-        """PEM file of the client's private key."""
-
-
-def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True) -> ssl.SSLContext:
+def client_context(files: MqttSettings | PulsarSettings, section: str) -> ssl.SSLContext:
     """Return a context with the current content of the files. ``section`` is the one in errors: mqtt, pulsar.
 
     Raises ConfigError with the setting whose file cannot be used.
@@ -75,7 +62,7 @@ def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True
             f"{section}.tls_ca: {ca} cannot be used: {_short(e)}",
             remedy="give a readable PEM file with the certificates of the authorities",
         ) from e
-    context.check_hostname = check_hostname
+    context.check_hostname = files.tls_validate_hostname
     if certificate is None or key is None:
         return context
     try:
@@ -102,7 +89,9 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def handshake_problem(error: BaseException, files: TlsFiles, section: str, where: str) -> DeniedError | None:
+def handshake_problem(
+    error: BaseException, files: MqttSettings | PulsarSettings, section: str, where: str
+) -> DeniedError | None:
     """Return the error for an operator if ``error`` is a failed TLS handshake, else None.
 
     It searches the causes of ``error`` as well. ``where`` is the server's address. ``files`` are those of this client:

@@ -156,7 +156,7 @@ def open_connection(
         link = socket.create_connection((host, port), timeout=timeout_s)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if secure:
-            context = client_context(settings, "pulsar", check_hostname=settings.tls_validate_hostname)
+            context = client_context(settings, "pulsar")
             link = context.wrap_socket(link, server_hostname=host)
         return link, _talk(link, settings, where, proxy_to)
     except BaseException as e:
