@@ -53,7 +53,7 @@ from bridge.pulsar.provisioning_plan import (
 )
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
-from bridge.pulsar.watch import Watch
+from bridge.pulsar.watch import watching
 from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
@@ -349,7 +349,7 @@ def watching_compaction(
                     with _apart(presence):
                         moved(noted[number], PRESENCE_RETENTION, trusting=True)
 
-    with Watch("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
+    with watching("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
         yield
 
 
