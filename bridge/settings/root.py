@@ -1,7 +1,4 @@
-"""The root of the settings' model, with a section for each tier.
-
-``Settings()`` has the defaults only; ``bridge.settings.loading`` adds file, environment and flags.
-"""
+"""The root of the settings' model, with a section for each tier."""
 
 from __future__ import annotations
 
