@@ -49,11 +49,3 @@ class LocalSettings(Section):
     """Maximum time until a server is ready."""
     lifetime: Duration = Field(Duration(0), ge=0)
     """Time after which the servers of `up` stop; 0: they run until they are stopped."""
-
-    def given_ports(self) -> dict[str, int]:
-        """Return the requested ports by the name of their option; 0 if none was requested."""
-        return {
-            "--mqtt-port": self.mqtt_port,
-            "--pulsar-port": self.pulsar_port,
-            "--admin-port": self.admin_port,
-        }

@@ -65,7 +65,7 @@ def bring_up(settings: LocalSettings, *, as_json: bool = False) -> None:
             _show_addresses(console, state)
         return
     preflight(settings, folder, console)
-    refuse_used(settings.given_ports())
+    refuse_used(settings)
     fetch_all(settings, console=console)
     state = _await_ready(_spawn(settings, folder), folder, console)
     if as_json:
