@@ -26,7 +26,7 @@ from bridge.intake.metrics import INGEST
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.provisioning import create_topic, move_retention_subscription
-from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION, presence_need
+from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION, topic_need
 from bridge.pulsar.sending import Receipts
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.producer import BatchProducer
@@ -164,7 +164,7 @@ class PresenceWriter:
         """Return the topic's partitions; create it if allowed. Raises TransientError without any."""
         found = self._client.partitioned(self._topic)
         if not found and self._admin.settings.provision == "create":
-            need = presence_need(self._admin.settings)
+            need = topic_need(self._admin.settings, PRESENCE_TOPIC)
             commands = self._admin.partition_count(self._admin.settings.system_topic(COMMANDS_TOPIC))
             create_topic(self._admin, replace(need, partitions=commands or need.partitions))
             found = self._client.partitioned(self._topic)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import structlog
 
-from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.contract import DEAD_LETTERS_TOPIC, INSTANCES_TOPIC
 from bridge.errors import TerminalError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.dial import dial
-from bridge.pulsar.provisioning import create_topic, log_unchecked, try_writing, verify
-from bridge.pulsar.provisioning_plan import ingest_needs, instances_need, policies_lack
+from bridge.pulsar.provisioning import create_topic, log_unchecked, try_rights, verify
+from bridge.pulsar.provisioning_plan import ingest_needs, policies_lack, topic_need
 
 __all__ = ["known_topics", "provision", "verify_policies"]
 
@@ -35,7 +35,7 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: boo
     dead_letters = settings.system_topic(DEAD_LETTERS_TOPIC)
     if settings.provision == "off":
         dial(settings, settings.connection_timeout)  # else nothing connects to Pulsar before the first message
-        try_writing(settings, (dead_letters, *readings))
+        try_rights(settings, write=(dead_letters, *readings))
         log.info(
             "pulsar.provision is off; not checked: retention, TTL, quota policy, topics, dead letters; "
             "only push trims protocol-instances"
@@ -43,12 +43,12 @@ def provision(admin: PulsarAdmin, readings: Sequence[str] = (), *, presence: boo
         return
     if settings.provision == "verify":
         log_unchecked(verify(admin, ingest_needs(settings, readings, presence=presence, resume=resume)))
-        try_writing(settings, (dead_letters, *readings))
+        try_rights(settings, write=(dead_letters, *readings))
         return
     admin.provision_namespaces()
     verify_policies(admin)
     admin.create_partitioned(dead_letters, settings.command_partitions)
-    create_topic(admin, instances_need(settings))
+    create_topic(admin, topic_need(settings, INSTANCES_TOPIC))
 
 
 def verify_policies(admin: PulsarAdmin) -> None:

@@ -255,7 +255,7 @@ def dialled(settings: MqttSettings, limit: int) -> BufferedSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if settings.tls:
-            context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
+            context = client_context(settings, "mqtt")
             sock = context.wrap_socket(sock, server_hostname=settings.host)
         sock.setblocking(False)
         return BufferedSocket(sock, limit)

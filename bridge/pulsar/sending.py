@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
@@ -89,11 +89,7 @@ class PartitionWriters:
             close_quietly(producer)
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-def close_quietly(one: _Closable) -> None:
+def close_quietly(one: Any) -> None:
     """Close a producer or a reader that is not needed any more, and ignore Pulsar's errors. It waits for Pulsar."""
     try:
         with our_errors("closing it"):

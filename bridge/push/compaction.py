@@ -28,6 +28,7 @@ import structlog
 from bridge.contract import (
     CURSORS_TOPIC,
     GROUP_ROSTER_TOPIC,
+    INSTANCES_TOPIC,
     PRESENCE_TOPIC,
     base_topic,
     partition_name,
@@ -48,11 +49,11 @@ from bridge.pulsar.provisioning_plan import (
     CURSOR_RETENTION,
     PRESENCE_RETENTION,
     group_needs,
-    instances_need,
+    topic_need,
 )
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
-from bridge.pulsar.watch import Watch
+from bridge.pulsar.watch import watching
 from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
@@ -317,7 +318,7 @@ def watching_compaction(
     cursors = pulsar.system_topic(CURSORS_TOPIC)
     presence = pulsar.system_topic(PRESENCE_TOPIC)
     roster = pulsar.system_topic(GROUP_ROSTER_TOPIC)
-    instances, groups = instances_need(pulsar), [need for need in group_needs(pulsar) if need.compacted]
+    instances, groups = topic_need(pulsar, INSTANCES_TOPIC), [need for need in group_needs(pulsar) if need.compacted]
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
@@ -348,7 +349,7 @@ def watching_compaction(
                     with _apart(presence):
                         moved(noted[number], PRESENCE_RETENTION, trusting=True)
 
-    with Watch("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
+    with watching("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
         yield
 
 

@@ -16,7 +16,7 @@ from bridge.health import Health
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.provisioning import create_topic, existing_commands, provision_commands
 from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
-from bridge.pulsar.watch import Watch, watching_pulsar
+from bridge.pulsar.watch import watching, watching_pulsar
 from bridge.push.compaction import watching_compaction
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
@@ -117,7 +117,7 @@ def watching_topics(
 
     with PulsarAdmin(settings.pulsar, timeout_s=_TIMEOUT_S) as admin:
         watch = TopicWatch(admin, partition, forgotten)
-        with Watch("push-topics", _EVERY_S, watch.look, over=lambda: health.ending, failed=failed):
+        with watching("push-topics", _EVERY_S, watch.look, over=lambda: health.ending, failed=failed):
             yield
 
 
@@ -158,7 +158,7 @@ def watching_lag(settings: Settings, health: Health, partitions: Mapping[int, Pa
 
     with (
         PulsarAdmin(settings.pulsar, timeout_s=5.0) as admin,
-        Watch("push-lag", _BACKLOG_EVERY_S, ask, over=lambda: health.ending, failed=failed),
+        watching("push-lag", _BACKLOG_EVERY_S, ask, over=lambda: health.ending, failed=failed),
     ):
         yield
 

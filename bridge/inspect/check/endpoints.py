@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
@@ -29,10 +29,6 @@ class Finding:
     detail: str
     remedy: str = ""
     took_ms: int = 0
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the finding for ``--json``."""
-        return asdict(self)
 
 
 def check_endpoints(settings: Settings) -> list[Finding]:

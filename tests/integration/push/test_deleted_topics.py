@@ -13,7 +13,8 @@ from bridge.contract import (
     RECEIPTS_TOPIC,
 )
 from bridge.pulsar.admin import PulsarAdmin, rest_path
-from bridge.pulsar.provisioning import CURSOR_RETENTION, provision_commands
+from bridge.pulsar.provisioning import provision_commands
+from bridge.pulsar.provisioning_plan import CURSOR_RETENTION
 from bridge.push.worker import TopicWatch
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack

@@ -19,7 +19,8 @@ from bridge.contract.commands import CommandPosition
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.pulsar.provisioning import CURSOR_RETENTION, commands_ready
+from bridge.pulsar.provisioning import partitions_ready
+from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, topic_need
 from bridge.push.compaction import follow_compaction
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.settings import PulsarSettings, Settings
@@ -171,7 +172,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
     assert provision(settings) == 1  # any number of times
     name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
-        assert commands_ready(admin) == 1
+        assert partitions_ready(admin, topic_need(admin.settings, COMMANDS_TOPIC)) == 1
         assert CURSOR_RETENTION in admin.stats(name)["subscriptions"]
         poll_for(
             lambda: "__compaction" in admin.internal_stats(name)["cursors"],

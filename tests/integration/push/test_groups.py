@@ -18,7 +18,6 @@ from bridge.contract import (
 from bridge.contract.commands import CommandPosition
 from bridge.contract.groups import entry_of
 from bridge.ingest.presence import PresenceWriter
-from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
@@ -31,6 +30,7 @@ from tests.support.groups import (
     write_group_commands,
     write_members,
 )
+from tests.support.kill_points import GROUP_KILL_POINTS
 from tests.support.push import (
     Devices,
     PushProcess,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.killpoints import KILL_POINTS
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
+from tests.support.kill_points import KILL_POINTS
 from tests.support.push import (
     Devices,
     PushProcess,

@@ -12,12 +12,12 @@ import pytest
 
 from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC, partition_name
 from bridge.contract.partitioning import partition_of
-from bridge.killpoints import RESUME_KILL_POINTS
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import running_ingest
+from tests.support.kill_points import RESUME_KILL_POINTS
 from tests.support.push import (
     PushProcess,
     all_acknowledged,
