@@ -35,11 +35,10 @@ from bridge.intake.policy_watch import verify_topics, watching_policies
 from bridge.intake.provisioning import known_topics, provision
 from bridge.metrics import serving
 from bridge.protocols.board import Advertiser, read_board
-from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
 from bridge.protocols.loading import load_handlers
 from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_topics
-from bridge.protocols.running import Running
+from bridge.protocols.running import Phase, Running
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.watch import watching_pulsar

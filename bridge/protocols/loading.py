@@ -1,6 +1,6 @@
 """Loads the protocol handlers named in the settings from the entry points of installed packages.
 
-It imports only the named ones, and decides whether a name or a handler is valid. ``bridge.protocols.lifecycle`` decides
+It imports only the named ones, and decides whether a name or a handler is valid. ``bridge.protocols.running`` decides
 the order of their phases.
 """
 
