@@ -35,7 +35,7 @@ from bridge.ingest.session import wanted_subscriptions
 from bridge.ingest.session_memory import SessionMemory
 from bridge.ingest.session_slots import SessionSlot
 from bridge.ingest.worker import packet_limit
-from bridge.intake.partition_producers import Reading
+from bridge.intake.flow import Reading
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber, subscription_remedy, what_to_check
 from bridge.mqtt.types import (

@@ -19,9 +19,9 @@ from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
 from bridge.ingest.credit import Credit
 from bridge.ingest.session import SessionFilters
+from bridge.intake.flow import Reading
 from bridge.intake.intake import Intake
 from bridge.intake.metrics import SessionMetrics
-from bridge.intake.partition_producers import Reading
 from bridge.killpoints import reach
 from bridge.mqtt.buffered_socket import HEAD_BYTES
 from bridge.mqtt.client import Link

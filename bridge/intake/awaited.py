@@ -15,8 +15,8 @@ from typing import Protocol
 
 from bridge.contract import P_DEAD_REASON
 from bridge.errors import TransientError
+from bridge.intake.flow import Reading
 from bridge.intake.intake import Intake
-from bridge.intake.partition_producers import Reading
 from bridge.mqtt.types import Message
 
 __all__ = ["AwaitedIntake", "Outcome", "SaturatedError"]

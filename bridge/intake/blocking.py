@@ -9,8 +9,7 @@ answered, in this order:
 3. Store the block as a property of the topic (``bridge.dead_letters.blocks``), so that it outlives this process.
 4. Send waiting and new messages to the dead letters, in order, until a replay ends the block.
 
-Threads: ``turn`` and the fields of a ``Flow`` belong to the ingest loop. A thread pool calls Pulsar and queues its
-results in a deque.
+Threads: ``turn`` and the fields of a ``Flow`` belong to the ingest loop. A thread pool calls Pulsar.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -38,7 +34,8 @@ from bridge.contract import (
 )
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
-from bridge.intake.flow import Flow, Producer
+from bridge.intake.background import Background
+from bridge.intake.flow import Flow, Producer, Reading
 from bridge.pulsar.acks import Entry
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient, our_errors
@@ -69,16 +66,6 @@ class BlockingPolicy(NamedTuple):
 WAIT: Final = BlockingPolicy()
 
 
-@dataclass(slots=True)
-class _Note:
-    """A message in the dead letter topic that is not a dead letter."""
-
-    properties: dict[str, str]
-    payload: bytes = b""
-    key: str = "note"
-    event_ms: int = 0
-
-
 class Blocking:
     """The blocked partitions of one worker.
 
@@ -103,33 +90,26 @@ class Blocking:
         self._store = BlockStore(admin)
         self._policy = policy
         self._dead_letter_topic = dead_letter_topic
-        self._wake = wake
         self._retired = retired
         self._released = released
         self._remake = remake
-        self._results: deque[Callable[[float], None]] = deque()
         self._blocks: dict[str, Flow] = {}
         """Partitions with a block."""
         self._due = 0.0
         self._poll_due = 0.0  # infinite during a poll
         self._ending = threading.Event()
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
+        self._background = Background(2, "ingest-blocked", wake)
 
     # --- on the loop thread ---
 
-    def due(self, now: float) -> bool:
-        """Whether ``turn`` has anything to do."""
-        return bool(self._results) or now >= self._due
-
-    def turn(self, now: float, flows: Iterable[Flow]) -> None:
+    def turn(self, now: float, flows: Mapping[str, Flow]) -> None:
         """Apply the pool's results, check each partition, ask Pulsar about those without progress."""
-        while self._results:
-            self._results.popleft()(now)
+        self._background.turn(now)
         if now < self._due or self._ending.is_set():
             return
         self._due = now + 0.5
         asked, every_s = 0, self._policy.ask_every_s
-        for flow in flows:
+        for flow in list(flows.values()):
             if flow.phase != "open":
                 continue
             flow.stall.looked(now, waiting=len(flow.unstored) > 0)
@@ -140,10 +120,10 @@ class Blocking:
                 and not flow.opening
             ):
                 flow.phase = "blocking"
-                self._pool.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
+                self._background.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
             elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, every_s):
                 asked += 1
-                self._pool.submit(self._ask, flow)
+                self._background.submit(self._ask, flow)
         if self._blocks:
             self._check_blocks(now)
 
@@ -165,15 +145,12 @@ class Blocking:
                 flow.diverting.popleft()
             if flow.phase == "releasing" and not flow.diverting:
                 flow.phase = "drained"
-                self._pool.submit(self._store_release, flow, flow.diverted)
+                self._background.submit(self._store_release, flow, flow.diverted)
         if now >= self._poll_due:
             self._poll_due = math.inf
-            self._pool.submit(self._poll, list(self._blocks))
+            self._background.submit(self._poll, list(self._blocks))
 
     # --- the pool's results, on the loop thread ---
-
-    def _answered(self, flow: Flow, good: bool, why: str, now: float) -> None:
-        flow.stall.answered(now, good=good, why=why)
 
     def _is_blocked(self, flow: Flow, why: str, failure: str, closed: bool, now: float) -> None:
         if failure:
@@ -214,13 +191,9 @@ class Blocking:
             elif state == "releasing" and flow.phase == "blocked":
                 flow.phase = "releasing"
             elif state == "releasing" and flow.phase == "drained":
-                self._pool.submit(self._store_release, flow, flow.diverted)  # the property was not stored
+                self._background.submit(self._store_release, flow, flow.diverted)  # the property was not stored
 
     # --- in the pool ---
-
-    def _report(self, outcome: Callable[[float], None]) -> None:
-        self._results.append(outcome)
-        self._wake()
 
     def _ask(self, flow: Flow) -> None:
         good, why = True, ""
@@ -238,7 +211,7 @@ class Blocking:
             self._remake(base_topic(flow.partition))  # the producer of a deleted topic only waits
         except PulsebridgeError as e:
             good, why = False, e.what
-        self._report(partial(self._answered, flow, good, why))
+        self._background.report(partial(flow.stall.answered, good=good, why=why))
 
     def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
         why = why or f"{flow.partition} stored nothing for {self._policy.blocked_s:g} s"
@@ -255,14 +228,15 @@ class Blocking:
                 self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
         except PulsebridgeError as e:
             failure = e.what
-        self._report(partial(self._is_blocked, flow, why, failure, closed))
+        self._background.report(partial(self._is_blocked, flow, why, failure, closed))
 
     def _block_of(self, flow: Flow, state: Literal["blocked", "drained"], why: str) -> Block:
         return Block(_number(flow.partition), self._policy.owner, state, time.time_ns() // 1000, why)
 
     def _probe(self, partition: str, why: str) -> None:
         """Store a note in the dead letter topic. Raises PulsebridgeError if Pulsar does not store it."""
-        note = _Note({P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why})
+        properties = {P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why}
+        note = Reading(0, 0, 0.0, key="note", properties=properties)
         producer = self._client.chunking_producer(partition_name(self._dead_letter_topic, 0), max_pending=2)
         try:
             receipts = Receipts()
@@ -289,7 +263,7 @@ class Blocking:
                 log.debug("the blocks could not be read", topic=topic, why=str(e))
                 continue
             states[topic] = {b.partition: b.state for b in blocks if b.client_id == self._policy.owner}
-        self._report(partial(self._polled, names, states))
+        self._background.report(partial(self._polled, names, states))
 
     def blocks_of(self, topic: str) -> dict[int, Block]:
         """Return this worker's blocks of a topic, by partition. It calls Pulsar: call it outside the loop."""
@@ -306,7 +280,7 @@ class Blocking:
     def close(self) -> None:
         """Stop the threads. It waits for Pulsar."""
         self._ending.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._background.close()
 
 
 def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
