@@ -17,11 +17,11 @@ import structlog
 
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.ingest.moving import SessionMover
-from bridge.ingest.session import SessionFilters, wanted_subscriptions
-from bridge.ingest.session_memory import SessionMemory
-from bridge.ingest.session_slots import SessionSlot
+from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
+from bridge.ingest.sessions import SessionSlot, store_session
 from bridge.ingest.worker import IngestWorker
 from bridge.protocols.handler import Service
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.rules import resume_filter
 from bridge.settings import Settings
 
@@ -59,7 +59,6 @@ class LinkRunner:
         self._ended = ended
         self._part = service.health.part(f"mqtt {name}", loop=True)
         self._slot = slot
-        self._memory = SessionMemory(settings.pulsar)
         self._store = ThreadPoolExecutor(1, thread_name_prefix=f"ingest-session-{name}")
         self._was_ready = False
         self._thread = threading.Thread(target=self._run, name=f"ingest-{name}", daemon=True)
@@ -116,7 +115,7 @@ class LinkRunner:
 
     def _make_worker(self) -> IngestWorker | None:
         """Return the worker with the session's filters, None if the service stops first."""
-        mover = SessionMover(self._slot, self._settings, self._service, self._memory)
+        mover = SessionMover(self._slot, self._settings, self._service)
         while True:
             try:
                 settled, granted = mover.settle()
@@ -153,7 +152,7 @@ class LinkRunner:
         )
 
     def _remember(self, filters: dict[str, int]) -> None:
-        self._store.submit(_remember, self._memory, self._service, self._slot, filters)
+        self._store.submit(_store, self._service.admin, self._slot, filters)
 
     def _pause(self, worker: IngestWorker, error: DeniedError) -> None:
         """Log the error and disconnect for a while; messages that were read are still stored."""
@@ -183,9 +182,9 @@ class LinkRunner:
         log.info("ingest stops", link=self.name, unstored=worker.in_flight)
 
 
-def _remember(memory: SessionMemory, service: Service, slot: SessionSlot, filters: dict[str, int]) -> None:
+def _store(admin: PulsarAdmin, slot: SessionSlot, filters: dict[str, int]) -> None:
     try:
-        memory.store(service.admin, slot.name, slot.remembered(slot.name, filters))
+        store_session(admin, slot.name, slot.remembered(slot.name, filters))
     except DeniedError as e:  # then it resubscribes; with MQTT 5 the broker resends no retained message
         log.info("the subscribed filters are not stored; with MQTT 3 the broker resends retained messages", why=e.what)
     except PulsebridgeError as e:

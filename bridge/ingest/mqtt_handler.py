@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from bridge.ingest.links import LinkRunner
-from bridge.ingest.session_slots import advertised, own_slots, read_advertised
+from bridge.ingest.sessions import advertised, own_slots, read_advertised
 from bridge.protocols.handler import ProtocolHandler, Service
 from bridge.settings import Settings
 

@@ -18,7 +18,7 @@ import structlog
 from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
 from bridge.ingest.credit import Credit
-from bridge.ingest.session import SessionFilters
+from bridge.ingest.session_filters import SessionFilters
 from bridge.intake.flow import Reading
 from bridge.intake.intake import Intake
 from bridge.intake.metrics import SessionMetrics
@@ -30,7 +30,7 @@ from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, Li
 from bridge.pulsar.acks import AckQueue
 from bridge.settings import Settings
 
-__all__ = ["IngestWorker", "in_flight_limit", "packet_limit"]
+__all__ = ["IngestWorker", "check_loss", "in_flight_limit", "packet_limit"]
 
 log = structlog.get_logger("ingest")
 
@@ -50,6 +50,21 @@ def packet_limit(settings: Settings) -> int:
     A dead letter needs device, length and head of a whole PUBLISH (H5), so this limit only bounds the memory.
     """
     return max(settings.ingest.limits.in_flight_size, settings.ingest.limits.dead_letter_size) + HEAD_BYTES
+
+
+def check_loss(link: Link, event: Disconnected, losses: int, remedy: str) -> None:
+    """Log the first of several losses. Raises TerminalError with ``remedy`` if another process uses the client id.
+
+    Raises DeniedError if the first connection was refused for a cause that a retry cannot fix.
+    """
+    if event.reason == DISCONNECT_TAKEN_OVER:  # only MQTT 5 brokers report this (H50)
+        raise TerminalError(f"another process uses the MQTT client id {link.client_id!r}: {event.why}", remedy=remedy)
+    if event.remedy is not None and link.epoch == 0:
+        raise DeniedError(event.why, remedy=event.remedy)
+    if losses in (1, 10, 100):
+        log.warning(
+            f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}", why=event.why
+        )
 
 
 class IngestWorker(LinkHandler):
@@ -151,19 +166,9 @@ class IngestWorker(LinkHandler):
         self._metrics.connected.set(0)
         self._credit.ended()
         self._part.waits(f"no connection to the MQTT broker: {event.why}")
-        if event.reason == DISCONNECT_TAKEN_OVER:  # only MQTT 5 brokers report this (H50)
-            raise TerminalError(
-                f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
-                remedy="run one ingest worker for each client id: stop the other one, or set mqtt.client_id",
-            )
-        if event.remedy is not None and self.link.epoch == 0:
-            raise DeniedError(event.why, remedy=event.remedy)
         self._losses += 1
-        if self._losses in (1, 10, 100):
-            log.warning(
-                f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}",
-                why=event.why,
-            )
+        remedy = "run one ingest worker for each client id: stop the other one, or set mqtt.client_id"
+        check_loss(self.link, event, self._losses, remedy)
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Take the messages of one read; see the module's docstring."""

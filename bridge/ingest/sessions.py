@@ -1,18 +1,40 @@
-"""The MQTT sessions of a deployment of ingest: brokers, client ids, filters, and their advertised form."""
+"""The MQTT sessions of a deployment of ingest: brokers, client ids, filters, their advertised and their stored form.
+
+Pulsar stores the filters of each session, in a property of the dead letter topic. They must outlive the process and the
+machine, like the sessions. A worker that starts on another machine must not resubscribe (H6), and a session without a
+worker must not be forgotten (H7).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Final
 
-from bridge.contract.decoding import checked_text, decodes, json_of_record
+from bridge.contract import DEAD_LETTERS_TOPIC
+from bridge.contract.decoding import checked_text, checked_whole, decodes, json_of_record
 from bridge.errors import ContractError
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.sharding import Remembered, own_sessions, sessions
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["SessionSlot", "advertised", "all_slots", "own_slots", "read_advertised"]
+__all__ = [
+    "SessionSlot",
+    "advertised",
+    "all_slots",
+    "forget_session",
+    "own_slots",
+    "read_advertised",
+    "read_session",
+    "session_property",
+    "store_session",
+    "stored_sessions",
+]
+
+_PREFIX: Final = "pulsebridge.session."
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +98,56 @@ def advertised(settings: Settings) -> str:
 
 def read_advertised(data: str) -> set[tuple[str, str]]:
     """Return broker and client id of each advertised session; none from another version."""
-    try:
-        return _decoded(data)
-    except ContractError:
-        return set()
+    with suppress(ContractError):
+        return _read_advertised(data)
+    return set()
 
 
 @decodes("the sessions that ingest advertises")
-def _decoded(data: str) -> set[tuple[str, str]]:
+def _read_advertised(data: str) -> set[tuple[str, str]]:
     return {(checked_text(v["broker"]), checked_text(v["client_id"])) for v in json_of_record(data).values()}
+
+
+# --- stored in Pulsar -------------------------------------------------------------------------------------------
+# These functions block. They raise TransientError if Pulsar's admin is unreachable, DeniedError without the right.
+
+
+def session_property(name: str) -> str:
+    """Return the name of a session's property."""
+    return _PREFIX + name
+
+
+def stored_sessions(admin: PulsarAdmin) -> dict[str, Remembered]:
+    """Return the sessions of all deployments by name; empty if ``pulsar.provision`` is off."""
+    if admin.settings.provision == "off":
+        return {}
+    found: dict[str, Remembered] = {}
+    for name, text in admin.properties(admin.settings.system_topic(DEAD_LETTERS_TOPIC), _PREFIX).items():
+        with suppress(ContractError):  # an unknown session resubscribes
+            found[name] = read_session(text)
+    return found
+
+
+def store_session(admin: PulsarAdmin, name: str, session: Remembered) -> None:
+    """Store the filters of a session; only the tenant's administrator may set a topic's properties."""
+    if admin.settings.provision != "off":
+        text = json.dumps(asdict(session), sort_keys=True)
+        admin.set_property(admin.settings.system_topic(DEAD_LETTERS_TOPIC), session_property(name), text)
+
+
+def forget_session(admin: PulsarAdmin, name: str) -> None:
+    """Forget a session that the broker no longer has."""
+    admin.remove_property(admin.settings.system_topic(DEAD_LETTERS_TOPIC), session_property(name))
+
+
+@decodes("a session of ingest")
+def read_session(text: str) -> Remembered:
+    """Decode a stored session. Raises ContractError if the text is not one."""
+    stored = json_of_record(text)
+    return Remembered(
+        checked_text(stored["family"]),
+        {checked_text(name): checked_whole(qos) for name, qos in stored["granted"].items()},
+        tuple(map(checked_text, stored["released"])),
+        checked_text(stored.get("broker", "")),
+        checked_text(stored.get("client_id", "")),
+    )
