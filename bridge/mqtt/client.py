@@ -5,7 +5,7 @@ decides what a message means, when it is acknowledged and what is fatal.
 
 Threads
 -------
-- A link belongs to ONE loop thread: the one that calls ``turn()`` or ``run()``, or its own after ``start()``.
+- A link belongs to ONE loop thread: the one that calls ``turn()``, or its own after ``start()``.
 - All methods of the handler and all confirmation callbacks run on that thread. They must not block.
 - From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``. On the loop thread only: all else.
 - An exception in a handler stops the loop: see ``loop_thread``.

@@ -1,4 +1,4 @@
-"""Small users of a link: a device for simulations and tests, a dial for checks, a round trip for readiness."""
+"""Small users of a link: a device for simulations and tests, a dial for checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from bridge.mqtt.types import (
     Disconnected,
     LinkHandler,
     Message,
-    ProbeResult,
     PublishProperties,
     Subscription,
     Will,
 )
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["DeviceClient", "probe", "round_trip", "try_subscribing"]
+__all__ = ["DeviceClient", "probe", "try_subscribing"]
 
 
 class DeviceClient(LinkHandler):
@@ -228,14 +227,13 @@ class _Probe(LinkHandler):
         self.codes += codes
 
 
-def probe(settings: MqttSettings) -> ProbeResult:
-    """Dial the broker once. The result contains the error, with its remedy."""
+def probe(settings: MqttSettings) -> Connected | Disconnected:
+    """Dial the broker once. Returns its acceptance, or the error with its remedy."""
     seen = _Probe(settings)
     seen.run()
-    if seen.connected is not None:
-        return ProbeResult(True, "", settings.protocol, seen.connected.receive_maximum)
-    assert seen.lost is not None
-    return ProbeResult(False, seen.lost.why, settings.protocol, remedy=seen.lost.remedy)
+    answer = seen.connected or seen.lost
+    assert answer is not None
+    return answer
 
 
 def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]:
@@ -252,27 +250,3 @@ def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]
             raise DeniedError(lost.why, remedy=lost.remedy)
         raise TransientError("no answer to SUBSCRIBE" if lost is None else lost.why)
     return seen.codes
-
-
-def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
-    """Publish a message at QoS 1 and receive it. Returns the seconds from the publish on.
-
-    Raises TransientError if the broker does not deliver it in ``timeout`` seconds.
-    """
-    token = secrets.token_hex(8)
-    arrived = threading.Event()
-    # Short waits: a server that starts refuses connections first.
-    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min="50ms", reconnect_max="250ms")
-    client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
-    client.connect(timeout)
-    try:
-        client.subscribe(f"pulsebridge-ready/{token}", timeout=timeout)
-        begin = time.monotonic()
-        client.publish(f"pulsebridge-ready/{token}", b"ready")
-        if not arrived.wait(timeout):
-            raise TransientError(
-                f"the MQTT broker at {host}:{port} accepted a message and did not deliver it in {timeout:g} s"
-            )
-        return time.monotonic() - begin
-    finally:
-        client.close()

@@ -1,4 +1,4 @@
-"""A loop that runs in the caller's thread, or in its own; its class defines the turn."""
+"""A loop in a thread of its own; its class defines the turn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class LoopThread(ABC):
     def __init__(self, name: str) -> None:
         self.failure: BaseException | None = None
         """The exception that stopped the loop in the thread of ``start``."""
-        self._name = name
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
     def turn(self, timeout: float = 1.0) -> None:
@@ -38,7 +37,6 @@ class LoopThread(ABC):
 
     def start(self) -> None:
         """Run the loop in its own thread."""
-        self._thread = threading.Thread(target=self._run_in_thread, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -48,24 +46,20 @@ class LoopThread(ABC):
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread of ``start()``. Returns whether it ended; raises the exception that stopped it."""
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join(timeout)
         if self.failure is not None:
             raise self.failure
-        return self._thread is None or not self._thread.is_alive()
+        return not self._thread.is_alive()
 
-    def run(self) -> None:
-        """Call ``turn`` until ``stop``, then disconnect and close."""
+    def _run(self) -> None:
         try:
-            while not self._stopping.is_set():
-                self.turn()
-        finally:
-            self.disconnect()
-            self.close()
-
-    def _run_in_thread(self) -> None:
-        try:
-            self.run()
+            try:
+                while not self._stopping.is_set():
+                    self.turn()
+            finally:
+                self.disconnect()
+                self.close()
         except BaseException as e:
             self.failure = e
             if not isinstance(e, PulsebridgeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from bridge.mqtt.types import PublishProperties
+from bridge.mqtt.types import Connected, PublishProperties
 
 __all__ = [
     "CONNACK",
@@ -23,7 +23,9 @@ __all__ = [
     "acknowledged",
     "body_of",
     "length_bytes",
+    "misfit",
     "publish_packet",
+    "publish_size",
     "short_packet",
     "subscribed",
     "text_bytes",
@@ -149,6 +151,43 @@ def _properties(given: PublishProperties) -> bytes:
     return b"".join(parts)
 
 
+def publish_size(topic: str, payload_bytes: int, properties: PublishProperties) -> int:
+    """Return the bytes of a publish's MQTT 5 packet at QoS 1 or 2. Raises ValueError as ``publish_packet``."""
+    packet = publish_packet(topic, b"", 1, 1, properties=properties, mqtt5=True)
+    remaining = len(body_of(packet, 0, len(packet))) + payload_bytes
+    return 1 + len(length_bytes(remaining)) + remaining
+
+
+def misfit(
+    broker: Connected,
+    topic: str,
+    payload_bytes: int,
+    qos: int,
+    *,
+    retain: bool,
+    properties: PublishProperties,
+) -> str | None:
+    """Return why ``broker`` does not accept this publish by the limits of its CONNACK (MQTT 5, 3.2.2.3), else None.
+
+    A broker closes the connection if a packet exceeds these limits (MQTT-3.2.2-12, MQTT-3.2.2-14, MQTT-3.2.2-15). That
+    delays all other publishes on the connection.
+    """
+    if qos > broker.maximum_qos:
+        return f"it has qos {qos}, and the MQTT broker accepts at most {broker.maximum_qos} (Maximum QoS)"
+    if retain and not broker.retain_available:
+        return "it is retained, and the MQTT broker accepts no retained messages (Retain Available)"
+    try:
+        size = publish_size(topic, payload_bytes, properties)
+    except UnicodeEncodeError:
+        return "a text of it is not valid UTF-8 (MQTT-1.5.4-1)"
+    except ValueError as e:
+        return str(e)
+    most = broker.maximum_packet_size or _MAX_REMAINING
+    if size > most:
+        return f"its packet has {size} bytes, and the MQTT broker accepts at most {most} (Maximum Packet Size)"
+    return None
+
+
 def text_bytes(value: str | bytes) -> bytes:
     """Return a text or binary data with its length in front (MQTT 5, 1.5.4 and 1.5.6).
 
@@ -156,7 +195,7 @@ def text_bytes(value: str | bytes) -> bytes:
     """
     data = value.encode() if isinstance(value, str) else value
     if len(data) > 65_535:
-        raise ValueError("a part of it is too long for MQTT")
+        raise ValueError("a part of it has more than 65535 bytes, the limit of MQTT")
     return len(data).to_bytes(2, "big") + data
 
 

@@ -16,7 +16,6 @@ __all__ = [
     "Disconnected",
     "LinkHandler",
     "Message",
-    "ProbeResult",
     "PublishProperties",
     "Subscription",
     "Will",
@@ -124,18 +123,6 @@ class Will:
     payload: bytes = b""
     qos: int = 1
     retain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The result of one dial of the broker. ``why`` is empty if it accepted us."""
-
-    ok: bool
-    why: str
-    protocol: str
-    receive_maximum: int = 0
-    remedy: str | None = None
-    """The necessary change; None if a retry can succeed."""
 
 
 class LinkHandler:

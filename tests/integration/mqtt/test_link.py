@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.mqtt.client import Link
-from bridge.mqtt.device import DeviceClient, probe, round_trip
+from bridge.mqtt.device import DeviceClient, probe
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
+from pulsebridge.local.readiness import mqtt_round_trip
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
@@ -153,12 +154,11 @@ def test_a_device_resends_what_was_not_confirmed(stack: LocalStack) -> None:
 
 
 def test_a_refused_connection_says_why(stack: LocalStack) -> None:
-    found = probe(mqtt_settings(stack))
-    assert found.ok
+    assert isinstance(probe(mqtt_settings(stack)), Connected)
     closed = probe(mqtt_settings(stack, port=1))
-    assert not closed.ok
+    assert isinstance(closed, Disconnected)
     assert "connecting to" in closed.why
-    assert round_trip(stack.mqtt_host, stack.mqtt_port) < 10
+    mqtt_round_trip(stack.mqtt_host, stack.mqtt_port, timeout_s=10)
 
 
 def test_many_devices_share_a_broker(stack: LocalStack) -> None:
