@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
 from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
-from bridge.ingest.credit import Credit
 from bridge.ingest.session_filters import SessionFilters
 from bridge.intake.flow import Reading
 from bridge.intake.intake import Intake
@@ -30,9 +30,12 @@ from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, Li
 from bridge.pulsar.acks import AckQueue
 from bridge.settings import Settings
 
-__all__ = ["IngestWorker", "check_loss", "in_flight_limit", "packet_limit"]
+__all__ = ["Credit", "IngestWorker", "check_loss", "in_flight_limit", "packet_limit"]
 
 log = structlog.get_logger("ingest")
+
+_MOST_CREDIT: Final = 65_535
+_PATIENCE_S: Final = 5.0
 
 
 def in_flight_limit(settings: Settings) -> int:
@@ -65,6 +68,39 @@ def check_loss(link: Link, event: Disconnected, losses: int, remedy: str) -> Non
         log.warning(
             f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}", why=event.why
         )
+
+
+class Credit:
+    """The credit of one session's connections: unacknowledged messages, as Receive Maximum of MQTT 5.
+
+    One window is the right number. But some brokers count messages that a former connection left unacknowledged
+    (Artemis 2.40, until it restarts). After a whole window of them they send nothing and report no error, which looks
+    like a silent fleet. So a connection to a kept session without messages for a while is replaced by one with twice
+    the credit. This does no harm if the fleet is silent. Times are seconds of a monotonic clock.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.granted = window
+        """The Receive Maximum of the next CONNECT."""
+        self._patience_s = _PATIENCE_S
+        self._due = math.inf
+
+    def connected(self, now: float, *, session_present: bool) -> None:
+        """Begin a connection; a new session has no messages of former ones."""
+        self._due = now + self._patience_s if session_present and self.granted < _MOST_CREDIT else math.inf
+
+    def ended(self) -> None:
+        """Note a lost connection or its first message. From that message on, acknowledgements free credit."""
+        self._due = math.inf
+
+    def exhausted(self, now: float) -> bool:
+        """Whether to reconnect with a larger ``granted``. Each wait is twice as long as the one before."""
+        if now < self._due:
+            return False
+        self._due = math.inf
+        self._patience_s *= 2
+        self.granted = min(2 * self.granted, _MOST_CREDIT)
+        return True
 
 
 class IngestWorker(LinkHandler):

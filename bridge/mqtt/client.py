@@ -5,10 +5,10 @@ decides what a message means, when it is acknowledged and what is fatal.
 
 Threads
 -------
-- A link belongs to ONE loop thread: the one that calls ``turn()``, or its own after ``start()``.
+- A link belongs to ONE loop thread: the one that calls ``turn()``.
 - All methods of the handler and all confirmation callbacks run on that thread. They must not block.
-- From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``. On the loop thread only: all else.
-- An exception in a handler stops the loop: see ``loop_thread``.
+- From any thread: ``publish``, ``wake``, ``unconfirmed``. On the loop thread only: all else.
+- An exception in a handler leaves ``turn``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from bridge.errors import ConfigError
 from bridge.mqtt import handshakes, packets
 from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
 from bridge.mqtt.keepalive import KeepAlive, Reconnects
-from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
@@ -51,7 +50,7 @@ _PUBACK: Final = 0x4002_0000
 """Type and length of a PUBACK; its packet identifier is the second half."""
 
 
-class Link(LoopThread):
+class Link:
     """One MQTT session with one broker.
 
     ``receive_maximum`` bounds the unacknowledged messages that the broker may send (MQTT 5, 3.1.2.11.3).
@@ -74,7 +73,6 @@ class Link(LoopThread):
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
-        super().__init__(f"mqtt-{self.client_id}")
         self.handler = handler
         self.epoch = 0
         """Number of the last connection that a CONNACK accepted; an ack belongs to the epoch of its message."""
@@ -324,7 +322,6 @@ class Link(LoopThread):
 
     def close(self) -> None:
         """Free the wake-up pipe and the selector; the link cannot be used afterwards."""
-        self._stopping.set()
         self._close_socket()
         self._poller.close()
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bridge.errors import DeniedError, TransientError
+from bridge.errors import DeniedError, PulsebridgeError, TransientError
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import (
@@ -48,6 +48,10 @@ class DeviceClient(LinkHandler):
         self.connections = 0
         """How often a CONNACK accepted us."""
         self.last_loss: Disconnected | None = None
+        self.failure: BaseException | None = None
+        """The exception that stopped the thread."""
+        self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
+        self._stopping = threading.Event()
         self._deliver = on_message
         self._subscriptions: dict[str, Subscription] = {}
         self._fresh: list[Subscription] = []
@@ -62,7 +66,7 @@ class DeviceClient(LinkHandler):
         """Start, and wait for the first CONNACK. Raises TransientError if there is none in time, DeniedError if the
         broker refuses us.
         """
-        self.link.start()
+        self._thread.start()
         if not self._wait(lambda: self.connections > 0 or self._denied() is not None, timeout) or (
             self.connections == 0
         ):
@@ -109,10 +113,18 @@ class DeviceClient(LinkHandler):
         """Wait until every publish is confirmed. Returns False at the time-out."""
         return self._wait(lambda: self.link.unconfirmed == 0, timeout)
 
+    def stop(self) -> None:
+        """Request the end, without waiting for it."""
+        self._stopping.set()
+        self.link.wake()
+
     def close(self, timeout: float = 10.0) -> None:
-        """Send DISCONNECT and stop the thread. Unconfirmed publishes are dropped."""
-        self.link.stop()
-        self.link.join(timeout)
+        """Send DISCONNECT and wait for the thread. Unconfirmed publishes are dropped. Raises ``failure``."""
+        self.stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self.failure is not None:
+            raise self.failure
 
     def __enter__(self) -> DeviceClient:
         self.connect()
@@ -123,7 +135,7 @@ class DeviceClient(LinkHandler):
 
     def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: condition() or self.link.failure is not None, timeout) and condition()
+            return self._changed.wait_for(lambda: condition() or self.failure is not None, timeout) and condition()
 
     def _denied(self) -> Disconnected | None:
         return None if self.last_loss is None or self.last_loss.remedy is None else self.last_loss
@@ -138,6 +150,19 @@ class DeviceClient(LinkHandler):
         return done
 
     # --- on the link's thread ---
+
+    def _run(self) -> None:
+        try:
+            try:
+                while not self._stopping.is_set():
+                    self.link.turn()
+            finally:
+                self.link.disconnect()
+                self.link.close()
+        except BaseException as e:
+            self.failure = e
+            if not isinstance(e, PulsebridgeError):
+                raise
 
     def on_connected(self, event: Connected) -> None:
         """Renew the subscriptions if the broker kept no session."""
