@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from bridge.routing.shard import Shard
+from bridge.routing.sharding import Shard
 from bridge.routing.templates import Filter
 from bridge.settings.base import COMMON, Section
 from bridge.settings.links import LinkSettings
