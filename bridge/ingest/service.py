@@ -29,7 +29,6 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.ingest.presence import PresenceWriter
 from bridge.intake.intake import Intake
-from bridge.intake.metrics import traffic
 from bridge.intake.mop_metrics import MopCollector
 from bridge.intake.policy_watch import verify_topics, watching_policies
 from bridge.intake.provisioning import known_topics, provision
@@ -222,8 +221,7 @@ class IngestService:
 
     def _run(self, stack: ExitStack) -> None:
         admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
-        mop = [MopCollector(lambda: traffic(self.settings.pulsar.service_url))]
-        shown = mop if self.settings.metrics.mop_names else []
+        shown = [MopCollector(self.settings.pulsar.service_url)] if self.settings.metrics.mop_names else []
         stack.enter_context(serving(self.settings.metrics, self.health, more=shown))
         self.running.listening.start()
         stack.callback(self.running.listening.end)
