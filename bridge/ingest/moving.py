@@ -134,7 +134,7 @@ class SessionMover:
         """Delete a drained session, or store what its worker must unsubscribe. Returns False if stopped first."""
         admin = self._service.admin
         if name in move.delete:
-            if not _Delete(self._mqtt(name)).run(self._service):
+            if not _Connection(self._mqtt(name), persistent=False).run(self._service):
                 return False
             forget_session(admin, name)
         elif drain.lost:
@@ -152,7 +152,10 @@ class SessionMover:
 
 
 class _Connection(LinkHandler):
-    """A connection to a session for one purpose; ``done`` closes it."""
+    """A connection to a session for one purpose; ``done`` closes it. This one only connects.
+
+    Without ``persistent`` the broker then deletes the session: a clean start and no expiry.
+    """
 
     def __init__(self, settings: Settings, *, persistent: bool = True, window: int = 100) -> None:
         self.settings = settings
@@ -170,7 +173,7 @@ class _Connection(LinkHandler):
         """Run until ``done``. Returns False if the service stops first."""
         try:
             while not self.done and not service.stopping.is_set():
-                self.link.turn(min(0.2, self.next_in()))
+                self.link.turn(0.2)
             if self.done:
                 self.link.turn(0.0)  # write the remaining output
             return self.done
@@ -178,12 +181,10 @@ class _Connection(LinkHandler):
             self.link.disconnect()
             self.link.close()
 
-    def next_in(self) -> float:
-        """How long the loop may wait for bytes, in seconds."""
-        return 0.2
+    def on_connected(self, event: Connected) -> None:
+        self.done = True
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Reconnect, unless that cannot help."""
         self._losses += 1
         remedy = "stop the workers that run with the former filters or shards, then restart"
         check_loss(self.link, event, self._losses, remedy)
@@ -201,7 +202,6 @@ class _Subscribe(_Connection):
         self._filters = SessionFilters(subscriptions, self.granted, optional=None, remember=self.granted.update)
 
     def on_connected(self, event: Connected) -> None:
-        """Subscribe."""
         if not event.session_present:
             self.granted.clear()
         missing, _ = self._filters.connected(session_present=event.session_present)
@@ -210,19 +210,7 @@ class _Subscribe(_Connection):
             self.link.subscribe(missing)
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Note the granted filters."""
         self._filters.subscribed(codes, self.settings.mqtt, self.link.client_id)
-        self.done = True
-
-
-class _Delete(_Connection):
-    """Deletes a session at the broker: connects with a clean start and no expiry."""
-
-    def __init__(self, session_settings: Settings) -> None:
-        super().__init__(session_settings, persistent=False)
-
-    def on_connected(self, event: Connected) -> None:
-        """Stop: the broker has deleted the session."""
         self.done = True
 
 
@@ -272,7 +260,6 @@ class _Drain(_Connection):
         self.link.subscribe([Subscription(self.marker)])
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Publish the marker."""
         if codes[0] >= 0x80:
             raise DeniedError(
                 f"the MQTT broker refused the subscription to {self.marker!r} (code {codes[0]:#x})",
@@ -302,7 +289,6 @@ class _Drain(_Connection):
         return f"allow {who} to publish and to subscribe to {MOVES_TOPIC}/#"
 
     def on_message(self, message: Message) -> None:
-        """Process a message, or the marker."""
         reading = Reading(self.link.epoch, message.mid, time.monotonic())
         self._acks.arrived(reading)
         if message.topic == self.marker:
@@ -371,7 +357,3 @@ class _Drain(_Connection):
                 client_id=self.link.client_id,
                 messages=self.count,
             )
-
-    def next_in(self) -> float:
-        """How long the loop may wait for bytes, in seconds."""
-        return self._intake.next_in(time.monotonic())

@@ -30,14 +30,12 @@ from bridge.health import Health
 from bridge.ingest.presence import PresenceWriter
 from bridge.intake.intake import Intake
 from bridge.intake.mop_metrics import MopCollector
-from bridge.intake.policy_watch import verify_topics, watching_policies
-from bridge.intake.provisioning import known_topics, provision
+from bridge.intake.provisioning import known_topics, provision, verify_topics, watching_policies
 from bridge.metrics import serving
 from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.listening import Listening
-from bridge.protocols.loading import load_handlers
 from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_topics
-from bridge.protocols.running import Phase, Running
+from bridge.protocols.running import Phase, Running, load_handlers
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.watch import watching_pulsar

@@ -1,4 +1,1 @@
-"""The intake stores messages of every protocol in Pulsar and reports each stored message.
-
-The module ``sightings`` is pure.
-"""
+"""The intake stores messages of every protocol in Pulsar and reports each stored message."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import structlog
 
@@ -36,12 +36,13 @@ from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
 from bridge.intake.background import Background
 from bridge.intake.flow import Flow, Producer, Reading
+from bridge.intake.provisioning import quota_of
 from bridge.pulsar.acks import Entry
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient, our_errors
 from bridge.pulsar.sending import Receipts, close_quietly
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy"]
 
 log = structlog.get_logger("ingest")
 
@@ -281,11 +282,6 @@ class Blocking:
         """Stop the threads. It waits for Pulsar."""
         self._ending.set()
         self._background.close()
-
-
-def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
-    """Return a partition's backlog and its quota, in bytes. A quota of 0 or less means no quota."""
-    return int(stats.get("backlogSize", 0)), int(stats.get("backlogQuotaLimitSize", -1))
 
 
 def _number(partition: str) -> int:

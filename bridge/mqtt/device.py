@@ -244,11 +244,9 @@ class _Probe(LinkHandler):
             self._link.subscribe([Subscription(one, 0, retain_handling=2) for one in self._filters])
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Stop with the reason."""
         self.lost = event
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Note the answers."""
         self.codes += codes
 
 

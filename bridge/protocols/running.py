@@ -1,4 +1,6 @@
-"""Runs the phases of the protocol handlers.
+"""Loads the protocol handlers from the entry points of installed packages, and runs their phases.
+
+Only the handlers that the settings name are imported.
 
 Each phase of a handler comes at most once, in the order INITIALIZE, ADVERTISE, START, STOP. A phase is over for all
 handlers before the next begins. A handler whose INITIALIZE began is stopped exactly once, in the reverse order. After
@@ -7,18 +9,72 @@ the first failure, or ``stop``, only STOP follows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
 
 import structlog
 
-from bridge.errors import MissingExtraError, PulsebridgeError, TerminalError
+from bridge.errors import ConfigError, MissingExtraError, PulsebridgeError, TerminalError
 from bridge.protocols.handler import Address, ProtocolHandler, Service
 from bridge.protocols.listening import Listening
 
-__all__ = ["Phase", "Running"]
+__all__ = ["HANDLERS_GROUP", "Phase", "Running", "load_handlers"]
 
 log = structlog.get_logger("protocols")
+
+
+HANDLERS_GROUP: Final = "pulsebridge.protocol_handlers"
+
+
+def load_handlers(names: Sequence[str], points: Iterable[EntryPoint] | None = None) -> list[ProtocolHandler]:
+    """Return a new handler for each name, in this order. ``points`` default to those of installed packages.
+
+    Raises ConfigError for a name that no package or several provide, TerminalError for an invalid handler.
+    """
+    by_name: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=HANDLERS_GROUP) if points is None else points:
+        if all(point.value != known.value for known in by_name.get(point.name, [])):
+            by_name.setdefault(point.name, []).append(point)
+    problems = [p for name in names if (p := _name_problem(name, by_name)) is not None]
+    if problems:
+        raise ConfigError("; ".join(problems))
+    return [_load(name, by_name[name][0]) for name in names]
+
+
+def _name_problem(name: str, by_name: dict[str, list[EntryPoint]]) -> str | None:
+    found = by_name.get(name, [])
+    if len(found) == 1:
+        return None
+    if found:
+        values = " and ".join(sorted(p.value for p in found))
+        return f"messaging_protocols: {name!r} is provided twice, by {values}; uninstall one"
+    near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"installed: {', '.join(sorted(by_name)) or 'none'}"
+    return f"messaging_protocols: no protocol handler is called {name!r}; {hint}"
+
+
+def _load(name: str, point: EntryPoint) -> ProtocolHandler:
+    where = f"the protocol handler {name!r} ({point.value})"
+    try:
+        handler = point.load()()
+    except Exception as e:
+        raise TerminalError(
+            f"{where} cannot be loaded: {type(e).__name__}: {e}",
+            remedy="fix or uninstall its package, or remove it from messaging_protocols",
+        ) from e
+    if not isinstance(handler, ProtocolHandler):
+        raise TerminalError(
+            f"{where} is not a ProtocolHandler", remedy="derive it from bridge.protocols.ProtocolHandler"
+        )
+    if handler.protocol_name != name or not handler.accept(name):
+        raise TerminalError(
+            f"{where} is named {handler.protocol_name!r} or does not accept {name!r}",
+            remedy="give its entry point the name of its protocol",
+        )
+    return handler
 
 
 class Phase(IntEnum):

@@ -13,7 +13,7 @@ import pytest
 
 from bridge import contract
 from bridge.ingest.service import IngestService
-from bridge.protocols.loading import HANDLERS_GROUP
+from bridge.protocols.running import HANDLERS_GROUP
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings

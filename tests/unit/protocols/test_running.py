@@ -19,8 +19,7 @@ from bridge.errors import ConfigError, MissingExtraError, TerminalError
 from bridge.ingest.service import IngestService
 from bridge.protocols.handler import Acceptor, Address, ProtocolHandler
 from bridge.protocols.listening import Listening
-from bridge.protocols.loading import HANDLERS_GROUP, load_handlers
-from bridge.protocols.running import Phase, Running
+from bridge.protocols.running import HANDLERS_GROUP, Phase, Running, load_handlers
 from bridge.settings import Settings
 
 
