@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from bridge.mqtt import handshakes, packets
+from bridge.mqtt import packets
 from bridge.mqtt.buffered_socket import BufferedSocket
 from bridge.mqtt.outbox import Outbox
 from bridge.mqtt.packets import NAMES, MalformedError, short_packet
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
-from bridge.mqtt.types import Confirmation, Message
+from bridge.mqtt.types import Confirmation, Connected, Message
 
 __all__ = ["FAILED_FROM", "Broken", "ExactlyOnce", "Packet", "PacketReader"]
 
@@ -32,7 +32,8 @@ class Packet(NamedTuple):
     reason: int = 0
     codes: list[int] | None = None
     """Those of a SUBACK, empty if it answers no SUBSCRIBE of ours."""
-    connack: handshakes.Connack | None = None
+    granted: Connected | None = None
+    """The content of a CONNACK."""
 
 
 class Broken(NamedTuple):
@@ -172,7 +173,8 @@ class PacketReader:
             if packets.PUBACK <= kind <= packets.PUBCOMP:
                 mid, reason = packets.acknowledged(body, mqtt5=mqtt5)
             elif kind == packets.CONNACK:
-                packet = Packet(kind, connack=handshakes.connack(body, mqtt5=mqtt5))
+                reason, granted = packets.connack(body, mqtt5=mqtt5)
+                packet = Packet(kind, reason, granted=granted)
             elif kind == packets.SUBACK:
                 packet = Packet(kind, codes=self._outbox.answered(*packets.subscribed(body, mqtt5=mqtt5)))
             elif kind == packets.DISCONNECT and mqtt5:

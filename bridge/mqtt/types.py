@@ -81,6 +81,8 @@ class Connected:
     """The highest QoS that the broker accepts (MQTT 5, 3.2.2.3.4)."""
     retain_available: bool = True
     """Whether the broker accepts retained messages (MQTT 5, 3.2.2.3.5)."""
+    keep_alive_s: int | None = None
+    """The keep-alive that the broker sets instead of ours, in seconds (MQTT 5, 3.2.2.3.14)."""
 
 
 @dataclass(frozen=True, slots=True)
