@@ -1,8 +1,8 @@
 """Writes the time of each device's last message to Pulsar, in a separate thread.
 
 Presence records are best effort by design: no reading waits for one, and none is acknowledged by one. A device has at
-most one waiting record, unstored ones are retried. If too many wait, the newest are dropped and counted. ``sightings``
-decides which messages require a record.
+most one waiting record, unstored ones are retried. If too many wait, the newest are dropped and counted.
+``bridge.intake.targets`` decides which messages require a record.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ class IngestService:
         stack.callback(self.running.listening.end)
         stack.callback(self._stop)
         self.running.go(self, Phase.INITIALIZE)
-        topics = self._retry("provisioning Pulsar", partial(self._prepare, admin))
+        topics = self._prepare(admin)
         if topics is None:
             return
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
@@ -244,29 +244,26 @@ class IngestService:
         self.changed()
         self._wait(None)
 
-    def _prepare(self, admin: PulsarAdmin) -> TopicBudget:
-        provision(
-            admin,
-            static_topics(self.settings),
-            presence=self.settings.ingest.presence_interval > 0,
-            resume=self.settings.ingest.resume_topic is not None,
-        )
-        if self.settings.pulsar.provision != "off":
-            verify_topics(admin)
-        return topic_budget(self.settings.ingest, known_topics(admin))
-
-    def _retry(self, activity: str, act: Callable[[], TopicBudget]) -> TopicBudget | None:
+    def _prepare(self, admin: PulsarAdmin) -> TopicBudget | None:
+        """Provision Pulsar, with retries. Returns the budget of its topics, None if a stop is requested first."""
         attempt = 0
-        part = self.health.part(activity)
+        part = self.health.part("provisioning Pulsar")
+        ingest = self.settings.ingest
         while not self.stopping.is_set():
             try:
-                done = act()
+                presence, resume = ingest.presence_interval > 0, ingest.resume_topic is not None
+                provision(admin, static_topics(self.settings), presence=presence, resume=resume)
+                if self.settings.pulsar.provision != "off":
+                    verify_topics(admin)
+                topics = topic_budget(ingest, known_topics(admin))
                 self.health.remove(part)
-                return done
+                return topics
             except TransientError as e:
                 part.waits(str(e))
                 if attempt == 0:
-                    log.warning(f"{activity} failed, ingest retries. Action: check that Pulsar runs", why=str(e))
+                    log.warning(
+                        "provisioning Pulsar failed, ingest retries. Action: check that Pulsar runs", why=str(e)
+                    )
                 self._wait(backoff_s(attempt, 0.5, 10.0, 0.5))
                 attempt += 1
         return None

@@ -142,8 +142,7 @@ class Blocking:
 
     def _check_blocks(self, now: float) -> None:
         for flow in self._blocks.values():
-            while flow.diverting and flow.diverting[0].stored:
-                flow.diverting.popleft()
+            flow.forget_stored()
             if flow.phase == "releasing" and not flow.diverting:
                 flow.phase = "drained"
                 self._background.submit(self._store_release, flow, flow.diverted)

@@ -150,3 +150,8 @@ class Flow:
         self.stall = Stall()
         self.trouble = ""
         """The last error of its producer, empty after the next stored message."""
+
+    def forget_stored(self) -> None:
+        """Remove the stored messages from the head of ``diverting``."""
+        while self.diverting and self.diverting[0].stored:
+            self.diverting.popleft()

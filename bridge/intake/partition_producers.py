@@ -219,8 +219,7 @@ class PartitionProducers:
     def _divert(self) -> None:
         """Dead-letter the waiting messages of terminated and blocked partitions."""
         for flow in self._diverted:
-            while flow.diverting and flow.diverting[0].stored:
-                flow.diverting.popleft()
+            flow.forget_stored()
             if flow.phase in ("terminated", "blocked"):
                 for reading in flow.unstored.give_up():
                     assert isinstance(reading, Reading)
