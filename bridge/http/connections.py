@@ -72,7 +72,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.context = transport.get_extra_info("sslcontext")
         certificate = transport.get_extra_info("peercert")
         if certificate:
-            self._certificate = self._owner.topics_of(certificate_names(certificate))
+            names = certificate_names(certificate)
+            self._certificate = certificate_filters(names, self._owner.http.certificates, self._owner.name_limit)
         self._owner.open.add(self)
         self._wait(self._owner.http.limits.first_request_timeout)
 
@@ -81,7 +82,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._drop_body()
         if self._timer is not None:
             self._timer.cancel()
-        self._owner.lost(self)
+        self._owner.open.discard(self)
+        self._owner.changed.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._owner.buffer
@@ -213,7 +215,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._head = None
         self._phase = _Phase.HEAD
         self._wait(self._owner.http.limits.read_timeout)
-        self._owner.answered()
+        self._owner.changed.set()
         self._transport.resume_reading()
 
     def _refuse(self, answer: Answer) -> None:
@@ -248,7 +250,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
         self._transport.resume_reading()
         self._wait(_LINGER_S)
-        self._owner.answered()
+        self._owner.changed.set()
 
     def _close(self) -> None:
         self._phase = _Phase.ENDED
@@ -309,25 +311,13 @@ class Connections:
         """Shared by all connections, because its content is processed before the next read."""
         self.is_current = is_current
         self.open: set[_Connection] = set()
-        self._name_limit = settings.max_name_bytes
-        self._changed = asyncio.Event()
+        self.name_limit = settings.max_name_bytes
+        self.changed = asyncio.Event()
+        """Set when a connection has closed or a request has its answer."""
 
     def connect(self) -> asyncio.BaseProtocol:
         """Return the protocol object of a new connection."""
         return _Connection(self)
-
-    def topics_of(self, names: tuple[str, ...]) -> Filters:
-        """Return the topics of a client certificate with these names."""
-        return certificate_filters(names, self.http.certificates, self._name_limit)
-
-    def lost(self, connection: _Connection) -> None:
-        """Forget a connection that is closed."""
-        self.open.discard(connection)
-        self._changed.set()
-
-    def answered(self) -> None:
-        """Note that a request has its answer."""
-        self._changed.set()
 
     def end_outdated(self) -> None:
         """Close idle connections with an old TLS context; others close before their next request."""
@@ -344,9 +334,9 @@ class Connections:
         """Wait at most ``timeout`` seconds until clients have their answers, then abort the others."""
         end = self.loop.time() + timeout
         while self.open and self.loop.time() < end:
-            self._changed.clear()
+            self.changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), end - self.loop.time())
+                await asyncio.wait_for(self.changed.wait(), end - self.loop.time())
             except asyncio.TimeoutError:
                 break
         for connection in list(self.open):

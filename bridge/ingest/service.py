@@ -151,7 +151,7 @@ class IngestService:
     def record(self) -> InstanceRecord:
         """Return the current record of this process, which other instances read."""
         state: Literal["starting", "running", "stopping"] = "running" if self.running.running else "starting"
-        listeners, ready, data = self.running.listeners, self.readiness(), self.running.data
+        listeners, ready, data = self.running.listeners, self.running.readiness(), self.running.data
         topics, count = bounded_topics(t for intake in self._intakes for t in intake.producers.topics.names)
         return replace(
             self._start,
@@ -169,7 +169,7 @@ class IngestService:
         """Update health and record after a change of readiness."""
         missing = [
             f"{protocol} {name}"
-            for protocol, parts in self.readiness().items()
+            for protocol, parts in self.running.readiness().items()
             for name, ready in parts.items()
             if not ready
         ]
@@ -183,10 +183,6 @@ class IngestService:
             self.ready.set()
         if self._advertiser is not None:
             self._advertiser.renew()
-
-    def readiness(self) -> Mapping[str, Mapping[str, bool]]:
-        """Return the readiness of each protocol's parts; for ``mqtt`` these are the links by name."""
-        return self.running.readiness()
 
     def failed(self, error: BaseException) -> None:
         """Stop everything and end ``run`` with ``error``."""

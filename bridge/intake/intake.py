@@ -201,12 +201,16 @@ class Intake:
             if target.seen is not None and not message.retain:
                 targets.sighted(target.seen, reading.arrived)
                 target.seen.last_message = reading.arrived
-            if self._written(reading, target):
-                envelope = reading.properties
+            envelope, reading.key = reading.properties, target.key
+            size = size_of(reading.payload, target.key, envelope)
+            if size > self._max_size:
+                why = f"payload, key and properties have {size} bytes, the limit is {self._max_size}"
+                self._dead_letter(reading, target.topic, why)
+                self.producers.put(reading)
+            else:
+                reading.topic, reading.size = target.topic, size
                 reading.head = target.head if envelope is target.properties else head_of(target.key, envelope)
                 target.flow = self.producers.put(reading, target.flow)
-            else:
-                self.producers.put(reading)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
         return None
@@ -214,18 +218,6 @@ class Intake:
     def is_dead_letter(self, reading: Reading) -> bool:
         """Whether a message went to the dead letters; its property ``pb.dead.reason`` contains the reason."""
         return reading.topic == self._dead_topic
-
-    def _written(self, reading: Reading, target: Target) -> bool:
-        """Set topic and size of the reading. Returns False if it is too large and becomes a dead letter."""
-        size = size_of(reading.payload, target.key, reading.properties)
-        reading.key = target.key
-        if size > self._max_size:
-            why = f"payload, key and properties have {size} bytes, the limit is {self._max_size}"
-            self._dead_letter(reading, target.topic, why)
-            return False
-        reading.topic = target.topic
-        reading.size = size
-        return True
 
     def _dead_letter(self, reading: Reading, topic: str, reason: str) -> None:
         """Turn the reading into a dead letter. It counts as stored once the dead letter is stored (H5)."""
