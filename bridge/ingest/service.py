@@ -30,7 +30,7 @@ from bridge.health import Health
 from bridge.ingest.presence import PresenceWriter
 from bridge.intake.intake import Intake
 from bridge.intake.mop_metrics import MopCollector
-from bridge.intake.provisioning import known_topics, provision, verify_topics, watching_policies
+from bridge.intake.provisioning import PolicyWatch, known_topics, provision, verify_topics
 from bridge.metrics import serving
 from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.listening import Listening
@@ -38,7 +38,7 @@ from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_top
 from bridge.protocols.running import Phase, Running, load_handlers
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.pulsar.watch import watching_pulsar
+from bridge.pulsar.watch import Watch, watching_pulsar
 from bridge.routing.mapper import Mapper, topic_budget
 from bridge.routing.readings_topics import static_topics
 from bridge.routing.topic_budget import TopicBudget
@@ -49,6 +49,7 @@ __all__ = ["IngestService", "run"]
 
 log = structlog.get_logger("ingest")
 
+_POLICIES_S: Final = 60.0
 _EXIT_S: Final = 0.5
 """Time for the process to exit after everything is closed, in seconds."""
 
@@ -227,7 +228,10 @@ class IngestService:
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         if self.settings.pulsar.provision != "off":
-            stack.enter_context(watching_policies(admin, self.partitions))
+            look = PolicyWatch(admin, self.partitions).look
+            stack.enter_context(
+                Watch("policy-watch", _POLICIES_S, look, over=lambda: self.health.ending, patience_s=15.0)
+            )
         client = PulsarClient(self.settings.pulsar)
         self._pulsar = _Pulsar(client, admin, topics)
         if self.settings.ingest.presence_interval:

@@ -12,10 +12,8 @@ partitions that belong to no topic. Pulsar then refuses to create the topic (H4)
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, Final
 
 import structlog
@@ -36,13 +34,11 @@ __all__ = [
     "topic_problems",
     "verify_policies",
     "verify_topics",
-    "watching_policies",
 ]
 
 log = structlog.get_logger("provisioning")
 watch_log = structlog.get_logger("ingest")
 
-_EVERY_S: Final = 60.0
 _AT_ONCE: Final = 50
 
 
@@ -231,22 +227,3 @@ def half_used(partition: str, stats: Mapping[str, Any]) -> str:
         + (f" ({slowest} has the largest backlog)" if slowest else "")
         + ", or raise it (pulsar-admin namespaces set-backlog-quota)"
     )
-
-
-@contextmanager
-def watching_policies(admin: PulsarAdmin, topics: Callable[[], Mapping[str, int]]) -> Iterator[None]:
-    """Check every minute in a separate thread until the block exits."""
-    watch = PolicyWatch(admin, topics)
-    ending = threading.Event()
-
-    def run() -> None:
-        while not ending.wait(_EVERY_S):
-            watch.look()
-
-    thread = threading.Thread(target=run, name="policy-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join(15)

@@ -31,7 +31,8 @@ _LOOKUP_S: Final = 5.0
 class Watch:
     """Calls ``ask`` every ``every_s`` seconds in its own thread. ``failed`` gets its PulsebridgeErrors.
 
-    Once ``over`` is true, it makes no further calls, so that the process's end does not wait for an answer.
+    Once ``over`` is true, it makes no further calls, so that the process's end does not wait for an answer. The end of
+    the block waits for the current call, at most ``patience_s`` seconds.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Watch:
         over: Callable[[], bool],
         answered: Callable[[], None] = lambda: None,
         failed: Callable[[PulsebridgeError], None] = lambda _error: None,
+        patience_s: float | None = None,
     ) -> None:
         self._every_s = every_s
         self._ask = ask
         self._over = over
         self._answered = answered
         self._failed = failed
+        self._patience_s = patience_s
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -57,9 +60,8 @@ class Watch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop, after the current call of ``ask``."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(self._patience_s)
 
     def _run(self) -> None:
         while not self._stopping.is_set() and not self._over():
