@@ -13,7 +13,7 @@ import structlog
 from bridge.errors import DeniedError, PulsebridgeError
 from bridge.ingest.moving import SessionMover
 from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
-from bridge.ingest.sessions import SessionSlot, advertised, own_slots, read_advertised, store_session
+from bridge.ingest.sessions import SessionSlot, advertised, read_advertised, slots, store_session
 from bridge.ingest.worker import IngestWorker
 from bridge.protocols.handler import ProtocolHandler, Service
 from bridge.pulsar.admin import PulsarAdmin
@@ -220,7 +220,7 @@ class MqttHandler(ProtocolHandler):
     def start(self, service: Service) -> None:
         """Start every link."""
         self._service = service
-        for name, mqtt, slot in own_slots(self._settings):
+        for name, mqtt, slot in slots(self._settings, own=True):
             self.links[name] = LinkRunner(
                 name,
                 self._settings.model_copy(update={"mqtt": mqtt}),
@@ -237,7 +237,7 @@ class MqttHandler(ProtocolHandler):
     def _compare(self, other: str, data: str) -> None:
         """Log an instance that advertises a session of this one; only the broker decides (H10)."""
         theirs = read_advertised(data)
-        for name, mqtt, _ in own_slots(self._settings):
+        for name, mqtt, _ in slots(self._settings, own=True):
             if (mqtt.address, mqtt.client_id) in theirs:
                 log.info(
                     "another instance recently used this link's client id; if it still runs, stop it",

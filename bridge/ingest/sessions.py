@@ -24,12 +24,11 @@ from bridge.settings.mqtt import MqttSettings
 __all__ = [
     "SessionSlot",
     "advertised",
-    "all_slots",
     "forget_session",
-    "own_slots",
     "read_advertised",
     "read_session",
     "session_property",
+    "slots",
     "store_session",
     "stored_sessions",
 ]
@@ -66,7 +65,8 @@ class SessionSlot:
         return Remembered(self.family, granted, released, self.broker, self.client_id(name))
 
 
-def _slots(settings: Settings, *, own: bool) -> Iterator[tuple[str, MqttSettings, SessionSlot]]:
+def slots(settings: Settings, *, own: bool) -> Iterator[tuple[str, MqttSettings, SessionSlot]]:
+    """Yield name, connection and session of each link: with ``own`` those of this process (its shard), else of all."""
     ingest, pulsar = settings.ingest, settings.pulsar
     for link, mqtt in settings.links().items():
         prefix = f"{link}." if ingest.links else ""
@@ -79,20 +79,10 @@ def _slots(settings: Settings, *, own: bool) -> Iterator[tuple[str, MqttSettings
             yield link + session.removeprefix(family), named, slot
 
 
-def own_slots(settings: Settings) -> list[tuple[str, MqttSettings, SessionSlot]]:
-    """Return name, connection and session of each link of this process (its shard)."""
-    return list(_slots(settings, own=True))
-
-
-def all_slots(settings: Settings) -> list[SessionSlot]:
-    """Return the sessions of the whole deployment, over all its workers."""
-    return [slot for _, _, slot in _slots(settings, own=False)]
-
-
 def advertised(settings: Settings) -> str:
     """Return broker and client id of each link, as the JSON that an instance advertises."""
     return json.dumps(
-        {name: {"broker": mqtt.address, "client_id": mqtt.client_id} for name, mqtt, _ in own_slots(settings)}
+        {name: {"broker": mqtt.address, "client_id": mqtt.client_id} for name, mqtt, _ in slots(settings, own=True)}
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError
-from bridge.ingest.sessions import all_slots, read_advertised, session_property, stored_sessions
+from bridge.ingest.sessions import read_advertised, session_property, slots, stored_sessions
 from bridge.inspect.instances import Instances
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.sharding import Remembered, unserved
@@ -48,7 +48,8 @@ def look_at_sessions(settings: Settings, instances: Instances) -> Sessions:
     pulsar = settings.pulsar
     if instances.problem and not instances.records:
         return Sessions(problem=instances.problem)  # the running processes are not known
-    sessions = all_slots(settings) if "mqtt" in settings.messaging_protocols else []
+    mqtt = "mqtt" in settings.messaging_protocols
+    sessions = [slot for _, _, slot in slots(settings, own=False)] if mqtt else []
     served = {(p.broker, p.client_id(p.name)) for p in sessions}
     for record, state in instances.records:
         if state != "gone" and "mqtt" in record.protocols:

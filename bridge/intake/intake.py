@@ -184,7 +184,7 @@ class Intake:
             target = targets.of(message)
         asks = isinstance(target, Target) and target.topic == targets.resume_topic
         skip = message.retain and (self._skip_retained or asks)  # a retained request is not current
-        if skip or isinstance(target, LeftOut) or from_push(message):
+        if skip or isinstance(target, LeftOut) or from_push(message.properties):
             reading.stored = True
             reason = target.reason if isinstance(target, LeftOut) else "retained" if skip else "command"
             self.metrics.by["left_out", reason].inc()

@@ -20,14 +20,12 @@ from bridge.errors import ConfigError
 from bridge.routing.message_fields import MissingField, read_fields
 from bridge.routing.patterns import matcher
 from bridge.routing.rules import (
-    DEFAULT_RULE,
     CompiledRule,
     compile_rules,
     default_rule,
     mapping_problems,
     namespaces_of,
     resume_filter,
-    subscriptions,
 )
 from bridge.routing.templates import MAX_LOCAL_NAME
 from bridge.routing.topic_budget import TopicBudget
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
-    "DEFAULT_RULE",
     "Explanation",
     "LeftOut",
     "Mapper",
@@ -47,8 +44,6 @@ __all__ = [
     "PerMessage",
     "ResumeAsked",
     "Route",
-    "mapping_problems",
-    "subscriptions",
     "topic_budget",
 ]
 
