@@ -99,7 +99,7 @@ class LinkRunner:
         try:
             while not self._service.stopping.is_set():
                 try:
-                    worker.link.turn(worker.next_in(time.monotonic()))
+                    worker.link.turn(worker.intake.next_in(time.monotonic()))
                 except DeniedError as e:
                     if self._alone:
                         raise
@@ -174,11 +174,11 @@ class LinkRunner:
         self._part.waits(str(error))
 
     def _drain(self, worker: IngestWorker) -> None:
-        worker.drain(time.monotonic())
-        while worker.in_flight and time.monotonic() < self._service.drain_deadline:
-            worker.link.turn(min(0.2, worker.next_in(time.monotonic())))
+        worker.drain()
+        while worker.intake.in_flight and time.monotonic() < self._service.drain_deadline:
+            worker.link.turn(min(0.2, worker.intake.next_in(time.monotonic())))
         worker.link.turn(0.0)  # the last acknowledgements
-        log.info("ingest stops", link=self.name, unstored=worker.in_flight)
+        log.info("ingest stops", link=self.name, unstored=worker.intake.in_flight)
 
 
 def _store(admin: PulsarAdmin, slot: SessionSlot, filters: dict[str, int]) -> None:

@@ -130,7 +130,7 @@ class IngestWorker(LinkHandler):
         """Whether the broker has all subscriptions. Messages published from then on are not missed."""
         self._filters = filters
         self._acks = AckQueue()
-        self._intake = make_intake(
+        self.intake = make_intake(
             link=name,
             protocol=settings.mqtt.protocol,
             limit=in_flight_limit(settings),
@@ -147,14 +147,9 @@ class IngestWorker(LinkHandler):
         self._credit = Credit(settings.ingest.limits.in_flight)
 
     @property
-    def in_flight(self) -> int:
-        """Messages of all connections that are not known to be stored."""
-        return self._intake.in_flight
-
-    @property
     def piece(self) -> int:
         """The free part of the window. One read of many small messages must not exceed it."""
-        return self._intake.room
+        return self.intake.room
 
     # --- the link's events ---
 
@@ -210,9 +205,9 @@ class IngestWorker(LinkHandler):
         """Take the messages of one read; see the module's docstring."""
         self._received = True
         self._credit.ended()
-        readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
+        readings = self.intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
-        if self._intake.full:
+        if self.intake.full:
             self.link.paused = True
 
     # --- the end of each turn ---
@@ -223,8 +218,8 @@ class IngestWorker(LinkHandler):
             self._acknowledged = False
             reach("ingest_after_puback")
         self._part.turned(now)
-        self._intake.turn(now)
-        if self._intake.in_flight:
+        self.intake.turn(now)
+        if self.intake.in_flight:
             reach("ingest_before_receipt")
         mids = self._acks.take()
         if mids:
@@ -232,12 +227,12 @@ class IngestWorker(LinkHandler):
         if mids and self.link.acknowledge(mids, self.link.epoch):
             self._acknowledged = True
             self._metrics.acked.inc(len(mids))
-        if self.link.paused and not self.draining and self._intake.has_room:
+        if self.link.paused and not self.draining and self.intake.has_room:
             self.link.paused = False
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             oldest = self._acks.oldest
-            self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
+            self.intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
             if self.ready and not self.draining and self._credit.exhausted(now):
                 self._reconnect_with_more_credit()
             if now >= self._silence:
@@ -266,13 +261,9 @@ class IngestWorker(LinkHandler):
                 after_s=self.settings.ingest.silence_warning,
             )
 
-    def next_in(self, now: float) -> float:
-        """How long the loop may wait for bytes, in seconds."""
-        return self._intake.next_in(now)
-
     # --- stopping ---
 
-    def drain(self, now: float) -> None:
+    def drain(self) -> None:
         """Stop reading. The caller continues until all messages are stored, or until its deadline."""
         self.draining = True
         self.link.paused = True

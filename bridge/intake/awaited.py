@@ -70,19 +70,10 @@ class AwaitedIntake:
         self._timer: asyncio.TimerHandle | None = None
         self._next_watch = 0.0
         self._closed = False
-        self._stalled_for = 0.0
+        self.stalled_for = 0.0
+        """How long the oldest message in flight has waited at the last turn, in seconds. Any thread may read it."""
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def in_flight(self) -> int:
-        """Messages that are not known to be stored."""
-        return self._intake.in_flight
-
-    @property
-    def stalled_for(self) -> float:
-        """How long the oldest message in flight has waited at the last turn, in seconds. Any thread may read it."""
-        return self._stalled_for
 
     def take(self, message: Message) -> asyncio.Future[Outcome]:
         """Accept a message, in order; the future returns its outcome once it is stored.
@@ -128,7 +119,7 @@ class AwaitedIntake:
             if not reading.future.done():
                 reading.future.set_result(Outcome(dead_letter=dead))
         oldest = next(iter(self._waiting)).arrived if self._waiting else None
-        self._stalled_for = 0.0 if oldest is None else now - oldest
+        self.stalled_for = 0.0 if oldest is None else now - oldest
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._intake.watch(now, oldest)
