@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["PREFIX", "Refusal", "message_of", "topic_problem"]
+__all__ = ["PREFIX", "Refusal", "message_of"]
 
 PREFIX: Final = b"/topics/"
 
@@ -43,9 +43,12 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
     """
     try:
         topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
-        problem = topic_problem(topic)
-        if problem is not None:
-            raise _Refused(f"the topic {problem}")
+        if not topic:
+            raise _Refused("the topic is empty")
+        if "+" in topic or "#" in topic:
+            raise _Refused("the topic must have no wildcard, '+' or '#'")
+        if topic.startswith("$"):
+            raise _Refused("the topic must not begin with '$': such topics are the broker's own")
         asked = _query(query)
         properties = _properties(asked, headers)
         if asked.get("retain", "false") != "false":
@@ -56,17 +59,6 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
     except _Refused as e:
         return Refusal(str(e))
     return Message(topic, body, int(qos), False, False, 0, None if properties == PublishProperties() else properties)
-
-
-def topic_problem(topic: str) -> str | None:
-    """Return why no client can publish to ``topic``, None if one can (MQTT 5, 4.7)."""
-    if not topic:
-        return "is empty"
-    if "+" in topic or "#" in topic:
-        return "must have no wildcard, '+' or '#'"
-    if topic.startswith("$"):
-        return "must not begin with '$': such topics are the broker's own"
-    return None
 
 
 def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:

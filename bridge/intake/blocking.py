@@ -110,7 +110,7 @@ class Blocking:
             return
         self._due = now + 0.5
         asked, every_s = 0, self._policy.ask_every_s
-        for flow in list(flows.values()):
+        for flow in flows.values():
             if flow.phase != "open":
                 continue
             flow.stall.looked(now, waiting=len(flow.unstored) > 0)

@@ -179,7 +179,8 @@ class PolicyWatch:
         line = f"{topic} was deleted with its subscriptions and their messages"
         if self._admin.settings.provision == "create" and self._admin.make(topic, partitions):
             return [f"{line}; ingest re-created it: make its readers resubscribe"]
-        if not any(self._exists(partition_name(topic, n)) for n in range(partitions)):
+        paths = [f"/{rest_path(partition_name(topic, n))}/stats" for n in range(partitions)]
+        if all(self._admin.request("GET", path, accept=(404,)) is None for path in paths):
             return [
                 f"{line}; new messages wait, unacknowledged, until it exists (pulsar-admin topics "
                 f"create-partitioned-topic {topic} --partitions {partitions})"
@@ -188,9 +189,6 @@ class PolicyWatch:
             f"{line}; new messages are in partitions that belong to no topic, so its readers do not get them: "
             f"read {partition_name(topic, 0)} and so on, delete them, and restart ingest"
         ]
-
-    def _exists(self, partition: str) -> bool:
-        return self._admin.request("GET", f"/{rest_path(partition)}/stats", accept=(404,)) is not None
 
     def _of_topics(self, admin: PulsarAdmin) -> list[str]:
         """Check some of the topics; the next call checks others."""

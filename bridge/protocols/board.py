@@ -148,19 +148,14 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
     found: dict[str, InstanceRecord] = {}
     partition = partition_name(topic, 0)
     for message in read_partition(client, partition, compacted=True):
-        _take(found, partition, key_of(message), message.data())
+        key, payload = key_of(message), message.data()
+        if key is None:
+            leave_out(partition, "its key is not UTF-8")
+            continue
+        found.pop(key, None)
+        if payload:
+            try:
+                found[key] = InstanceRecord.decode(payload)
+            except ContractError as e:
+                leave_out(partition, e.what, key=key)
     return [found[name] for name in sorted(found)]
-
-
-def _take(found: dict[str, InstanceRecord], topic: str, key: str | None, payload: bytes) -> None:
-    if key is None:
-        leave_out(topic, "its key is not UTF-8")
-        return
-    if not payload:
-        found.pop(key, None)
-        return
-    try:
-        found[key] = InstanceRecord.decode(payload)
-    except ContractError as e:
-        found.pop(key, None)
-        leave_out(topic, e.what, key=key)
