@@ -18,6 +18,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
@@ -71,7 +72,7 @@ class Blocking:
     """The blocked partitions of one worker.
 
     The loop calls ``retired`` when a partition's producer was removed, ``released`` when it is to be reopened. The
-    pool calls ``remake`` with a topic that may not exist. ``wake`` makes the loop take its next turn.
+    pool calls ``remake`` with a topic that may not exist. ``background`` gets its results.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class Blocking:
         client: PulsarClient,
         admin: PulsarAdmin,
         policy: BlockingPolicy,
+        background: Background,
         *,
         dead_letter_topic: str,
-        wake: Callable[[], None],
         retired: Callable[[Flow], None],
         released: Callable[[Flow], None],
         remake: Callable[[str], None],
@@ -96,19 +97,20 @@ class Blocking:
         self._remake = remake
         self._blocks: dict[str, Flow] = {}
         """Partitions with a block."""
-        self._due = 0.0
+        self.due = 0.0
+        """When the loop calls ``turn`` next."""
         self._poll_due = 0.0  # infinite during a poll
         self._ending = threading.Event()
-        self._background = Background(2, "ingest-blocked", wake)
+        self._report = background.report
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
 
     # --- on the loop thread ---
 
     def turn(self, now: float, flows: Mapping[str, Flow]) -> None:
-        """Apply the pool's results, check each partition, ask Pulsar about those without progress."""
-        self._background.turn(now)
-        if now < self._due or self._ending.is_set():
+        """Check each partition, and ask Pulsar about those without progress."""
+        if self._ending.is_set():
             return
-        self._due = now + 0.5
+        self.due = now + 0.5
         asked, every_s = 0, self._policy.ask_every_s
         for flow in flows.values():
             if flow.phase != "open":
@@ -121,10 +123,10 @@ class Blocking:
                 and not flow.opening
             ):
                 flow.phase = "blocking"
-                self._background.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
+                self._pool.submit(self._block, flow, flow.producer, flow.unstored.oldest, flow.stall.why)
             elif asked < _ASKED_AT_ONCE and flow.stall.ask_due(now, every_s):
                 asked += 1
-                self._background.submit(self._ask, flow)
+                self._pool.submit(self._ask, flow)
         if self._blocks:
             self._check_blocks(now)
 
@@ -145,10 +147,10 @@ class Blocking:
             flow.forget_stored()
             if flow.phase == "releasing" and not flow.diverting:
                 flow.phase = "drained"
-                self._background.submit(self._store_release, flow, flow.diverted)
+                self._pool.submit(self._store_release, flow, flow.diverted)
         if now >= self._poll_due:
             self._poll_due = math.inf
-            self._background.submit(self._poll, list(self._blocks))
+            self._pool.submit(self._poll, list(self._blocks))
 
     # --- the pool's results, on the loop thread ---
 
@@ -191,7 +193,7 @@ class Blocking:
             elif state == "releasing" and flow.phase == "blocked":
                 flow.phase = "releasing"
             elif state == "releasing" and flow.phase == "drained":
-                self._background.submit(self._store_release, flow, flow.diverted)  # the property was not stored
+                self._pool.submit(self._store_release, flow, flow.diverted)  # the property was not stored
 
     # --- in the pool ---
 
@@ -211,7 +213,7 @@ class Blocking:
             self._remake(base_topic(flow.partition))  # the producer of a deleted topic only waits
         except PulsebridgeError as e:
             good, why = False, e.what
-        self._background.report(partial(flow.stall.answered, good=good, why=why))
+        self._report(partial(flow.stall.answered, good=good, why=why))
 
     def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
         why = why or f"{flow.partition} stored nothing for {self._policy.blocked_s:g} s"
@@ -228,7 +230,7 @@ class Blocking:
                 self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
         except PulsebridgeError as e:
             failure = e.what
-        self._background.report(partial(self._is_blocked, flow, why, failure, closed))
+        self._report(partial(self._is_blocked, flow, why, failure, closed))
 
     def _block_of(self, flow: Flow, state: Literal["blocked", "drained"], why: str) -> Block:
         return Block(_number(flow.partition), self._policy.owner, state, time.time_ns() // 1000, why)
@@ -263,7 +265,7 @@ class Blocking:
                 log.debug("the blocks could not be read", topic=topic, why=str(e))
                 continue
             states[topic] = {b.partition: b.state for b in blocks if b.client_id == self._policy.owner}
-        self._background.report(partial(self._polled, names, states))
+        self._report(partial(self._polled, names, states))
 
     def blocks_of(self, topic: str) -> dict[int, Block]:
         """Return this worker's blocks of a topic, by partition. It calls Pulsar: call it outside the loop."""
@@ -280,7 +282,7 @@ class Blocking:
     def close(self) -> None:
         """Stop the threads. It waits for Pulsar."""
         self._ending.set()
-        self._background.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _number(partition: str) -> int:

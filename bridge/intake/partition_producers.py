@@ -87,8 +87,8 @@ class PartitionProducers:
             client,
             admin,
             policy,
+            background,
             dead_letter_topic=dead_letter_topic,
-            wake=wake,
             retired=self._retired,
             released=self._released,
             remake=self.topics.recreate,
@@ -134,15 +134,16 @@ class PartitionProducers:
     def turn(self, now: float) -> list[Reading]:
         """Apply the results of other threads and send. Returns newly stored readings, in order for each partition."""
         stored: list[Reading] = []
-        self._opener.background.turn(now)
-        self.topics.turn(now)
         good = 0  # counted together, because each count costs as much as a receipt
         while self._receipts:
             flow, generation, reading, result = self._receipts.popleft()
             good += self._take_receipt(flow, generation, reading, result, now, stored)
         if good:
             self._metrics.by["receipts", "stored"].inc(good)
-        self._blocking.turn(now, self._flows)
+        self._opener.background.turn(now)  # after the receipts, because a blocked partition ends its producer
+        self.topics.turn(now)
+        if now >= self._blocking.due:
+            self._blocking.turn(now, self._flows)
         if self._closed:
             self._closed = [p for p in self._closed if not self._opener.reopen(p, now)]
         if self._diverted:
