@@ -11,16 +11,7 @@ from collections.abc import Callable, Sequence
 from bridge.errors import DeniedError, PulsebridgeError, TransientError
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import (
-    Confirmation,
-    Connected,
-    Disconnected,
-    LinkHandler,
-    Message,
-    PublishProperties,
-    Subscription,
-    Will,
-)
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription, Will
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["DeviceClient", "probe", "try_subscribing"]
@@ -29,8 +20,8 @@ __all__ = ["DeviceClient", "probe", "try_subscribing"]
 class DeviceClient(LinkHandler):
     """The MQTT client of a device: its own thread, reconnects for ever, resends unconfirmed publishes.
 
-    ``on_message`` and the confirmations of ``publish`` run on the link's thread and must not block. Messages
-    are acknowledged after ``on_message`` returned. Every method may be called from any thread.
+    ``publish`` is that of the link. Its confirmations and ``on_message`` run on the link's thread and must not block.
+    Messages are acknowledged after ``on_message`` returned. Every method may be called from any thread.
     The client renews its subscriptions on each connection whose session the broker did not keep.
     """
 
@@ -45,6 +36,7 @@ class DeviceClient(LinkHandler):
         will: Will | None = None,
     ) -> None:
         self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window, will=will)
+        self.publish = self.link.publish
         self.connections = 0
         """How often a CONNACK accepted us."""
         self.last_loss: Disconnected | None = None
@@ -80,21 +72,6 @@ class DeviceClient(LinkHandler):
                 f"{self.link.client_id} got no MQTT connection to {s.host}:{s.port} in {timeout:g} s: {why}"
             )
 
-    def publish(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        qos: int = 1,
-        retain: bool = False,
-        properties: PublishProperties | None = None,
-        confirmed: Callable[[Confirmation], None] | None = None,
-    ) -> None:
-        """Queue a publish; ``confirmed`` is called after the broker's answer (QoS 1) or the send (QoS 0)."""
-        self.link.publish(
-            topic, payload, qos=qos, retain=retain, properties=properties, confirmed=self._counted(confirmed)
-        )
-
     def subscribe(self, *filters: str, qos: int = 1, timeout: float = 10.0) -> None:
         """Subscribe and wait for SUBACK. Raises TransientError without an answer, DeniedError if refused."""
         with self._changed:
@@ -111,7 +88,10 @@ class DeviceClient(LinkHandler):
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until every publish is confirmed. Returns False at the time-out."""
-        return self._wait(lambda: self.link.unconfirmed == 0, timeout)
+        end = time.monotonic() + timeout
+        while self.link.unconfirmed and self.failure is None and time.monotonic() < end:
+            time.sleep(0.005)
+        return self.link.unconfirmed == 0
 
     def stop(self) -> None:
         """Request the end, without waiting for it."""
@@ -139,15 +119,6 @@ class DeviceClient(LinkHandler):
 
     def _denied(self) -> Disconnected | None:
         return None if self.last_loss is None or self.last_loss.remedy is None else self.last_loss
-
-    def _counted(self, confirmed: Callable[[Confirmation], None] | None) -> Callable[[Confirmation], None]:
-        def done(confirmation: Confirmation) -> None:
-            if confirmed is not None:
-                confirmed(confirmation)
-            with self._changed:
-                self._changed.notify_all()
-
-        return done
 
     # --- on the link's thread ---
 
