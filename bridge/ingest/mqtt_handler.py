@@ -151,7 +151,7 @@ class LinkRunner:
         )
 
     def _remember(self, filters: dict[str, int]) -> None:
-        self._store.submit(_store, self._service.admin, self._slot, filters)
+        self._store.submit(_store_filters, self._service.admin, self._slot, filters)
 
     def _pause(self, worker: IngestWorker, error: DeniedError) -> None:
         """Log the error and disconnect for a while; messages that were read are still stored."""
@@ -181,7 +181,7 @@ class LinkRunner:
         log.info("ingest stops", link=self.name, unstored=worker.intake.in_flight)
 
 
-def _store(admin: PulsarAdmin, slot: SessionSlot, filters: dict[str, int]) -> None:
+def _store_filters(admin: PulsarAdmin, slot: SessionSlot, filters: dict[str, int]) -> None:
     try:
         store_session(admin, slot.name, slot.remembered(slot.name, filters))
     except DeniedError as e:  # then it resubscribes; with MQTT 5 the broker resends no retained message
