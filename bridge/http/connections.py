@@ -83,7 +83,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._owner.open.discard(self)
-        self._owner.changed.set()
+        self._owner.closed.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._owner.buffer
@@ -215,7 +215,6 @@ class _Connection(asyncio.BufferedProtocol):
         self._head = None
         self._phase = _Phase.HEAD
         self._wait(self._owner.http.limits.read_timeout)
-        self._owner.changed.set()
         self._transport.resume_reading()
 
     def _refuse(self, answer: Answer) -> None:
@@ -250,7 +249,6 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
         self._transport.resume_reading()
         self._wait(_LINGER_S)
-        self._owner.changed.set()
 
     def _close(self) -> None:
         self._phase = _Phase.ENDED
@@ -312,31 +310,29 @@ class Connections:
         self.is_current = is_current
         self.open: set[_Connection] = set()
         self.name_limit = settings.max_name_bytes
-        self.changed = asyncio.Event()
-        """Set when a connection has closed or a request has its answer."""
+        self.closed = asyncio.Event()
+        """Set when a connection has closed."""
 
     def connect(self) -> asyncio.BaseProtocol:
         """Return the protocol object of a new connection."""
         return _Connection(self)
 
-    def end_outdated(self) -> None:
-        """Close idle connections with an old TLS context; others close before their next request."""
-        for connection in list(self.open):
-            if not self.is_current(connection.context):
-                connection.finish()
+    def finish(self, *, outdated: bool = False) -> None:
+        """Close idle connections; the others close after the answer that they wait for.
 
-    def finish(self) -> None:
-        """Close idle connections; the others close after the answer that they wait for."""
+        With ``outdated`` only those with an old TLS context; the busy ones close before their next request.
+        """
         for connection in list(self.open):
-            connection.finish()
+            if not outdated or not self.is_current(connection.context):
+                connection.finish()
 
     async def finished(self, timeout: float) -> None:
         """Wait at most ``timeout`` seconds until clients have their answers, then abort the others."""
         end = self.loop.time() + timeout
         while self.open and self.loop.time() < end:
-            self.changed.clear()
+            self.closed.clear()
             try:
-                await asyncio.wait_for(self.changed.wait(), end - self.loop.time())
+                await asyncio.wait_for(self.closed.wait(), end - self.loop.time())
             except asyncio.TimeoutError:
                 break
         for connection in list(self.open):

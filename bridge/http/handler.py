@@ -144,7 +144,7 @@ class HttpHandler(ProtocolHandler):
             return
         self._files = files
         assert self._connections is not None
-        self._connections.end_outdated()
+        self._connections.finish(outdated=True)
         log.info("the certificate was replaced", file=str(self._http.tls_certificate))
 
     def listeners(self) -> Mapping[Address, Acceptor]:

@@ -153,7 +153,7 @@ class IngestService:
         """Return the current record of this process, which other instances read."""
         state: Literal["starting", "running", "stopping"] = "running" if self.running.running else "starting"
         listeners, ready, data = self.running.listeners, self.running.readiness(), self.running.data
-        topics, count = bounded_topics(t for intake in self._intakes for t in intake.producers.topics.names)
+        topics, count = bounded_topics(t for intake in self._intakes for t in list(intake.producers.topics.by_name))
         return replace(
             self._start,
             state="stopping" if self.stopping.is_set() else state,

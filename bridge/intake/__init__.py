@@ -1,1 +1,4 @@
-"""The intake stores messages of every protocol in Pulsar and reports each stored message."""
+"""The intake stores messages of every protocol in Pulsar and reports each stored message.
+
+The module ``targets`` is pure.
+"""

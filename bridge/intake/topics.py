@@ -59,6 +59,7 @@ class Topics:
         on_refused: Callable[[Reading, str], None],
     ) -> None:
         self.by_name: dict[str, Topic] = {}
+        """The topics written to. Other threads may copy it."""
         self._client = client
         self._admin = admin
         self._background = background
@@ -177,11 +178,6 @@ class Topics:
     def retry_times(self) -> list[float]:
         """When the next attempts are due."""
         return [due for due, _ in self._retries.values()]
-
-    @property
-    def names(self) -> list[str]:
-        """The full names of the topics written to. Any thread may read them."""
-        return list(self.by_name)
 
     @property
     def partitions(self) -> dict[str, int]:
