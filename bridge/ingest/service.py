@@ -39,7 +39,7 @@ from bridge.protocols.running import Phase, Running, load_handlers
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.watch import Watch, watching_pulsar
-from bridge.routing.mapper import Mapper, topic_budget
+from bridge.routing.mapper import Mapper
 from bridge.routing.readings_topics import static_topics
 from bridge.routing.topic_budget import TopicBudget
 from bridge.settings import Settings
@@ -255,7 +255,7 @@ class IngestService:
                 provision(admin, static_topics(self.settings), presence=presence, resume=resume)
                 if self.settings.pulsar.provision != "off":
                     verify_topics(admin)
-                topics = topic_budget(ingest, known_topics(admin))
+                topics = TopicBudget(ingest.limits, known_topics(admin))
                 self.health.remove(part)
                 return topics
             except TransientError as e:

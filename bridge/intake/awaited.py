@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bridge.contract import P_DEAD_REASON
 from bridge.errors import TransientError
 from bridge.intake.flow import Reading
-from bridge.intake.intake import Intake
 from bridge.mqtt.types import Message
+
+if TYPE_CHECKING:
+    from bridge.protocols.handler import Service
 
 __all__ = ["AwaitedIntake", "Outcome", "SaturatedError"]
 
@@ -49,20 +50,13 @@ class _Waiting(Reading):
         self.future = future
 
 
-class _Service(Protocol):
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake: ...
-
-
 class AwaitedIntake:
     """Stores messages for the protocol objects on ``service.loop``. ``limit`` bounds the messages in flight.
 
     An accepted message stays in flight until Pulsar stores it, even if its caller no longer waits.
     """
 
-    def __init__(self, service: _Service, *, link: str, protocol: str, limit: int) -> None:
+    def __init__(self, service: Service, *, link: str, protocol: str, limit: int) -> None:
         self._loop = service.loop
         self._intake = service.intake(link=link, protocol=protocol, limit=limit, wake=self._wake)
         self._waiting: dict[_Waiting, None] = {}  # in order of arrival

@@ -44,7 +44,6 @@ __all__ = [
     "PerMessage",
     "ResumeAsked",
     "Route",
-    "topic_budget",
 ]
 
 _MAX_MQTT_TOPIC: Final = 65_535
@@ -151,7 +150,7 @@ class Mapper:
         self._default_namespace = namespaces_of(pulsar)[0]
         self._max_name = max_name_bytes
         self._max_payload = settings.limits.message_size
-        self._budget = known if isinstance(known, TopicBudget) else topic_budget(settings, known)
+        self._budget = known if isinstance(known, TopicBudget) else TopicBudget(settings.limits, known)
         self._period = self._budget.period
         self._commands = [(rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic]
         self._claimed = [
@@ -333,11 +332,6 @@ class Mapper:
                 captures["mqtt_topic"] = mqtt_topic
                 return rule, captures
         raise AssertionError("the default matches every topic")
-
-
-def topic_budget(settings: IngestSettings, known: Iterable[str] = ()) -> TopicBudget:
-    """Return the budget of the Pulsar topics that routes may name. ``known`` are existing topics."""
-    return TopicBudget(settings.limits.topics, settings.limits.topics_per_device, settings.limits.topic_idle, known)
 
 
 def _names_of(rule: CompiledRule) -> Callable[[str], bool]:
