@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge import contract
-from bridge.ingest import links
+from bridge.ingest import mqtt_handler
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.links import LinkSettings
@@ -30,7 +30,7 @@ def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "_RETRY_S", 0.5)
+    monkeypatch.setattr(mqtt_handler, "_RETRY_S", 0.5)
     password = tmp_path / "password"
     password.write_text("wrong")
     mqtt = mqtt_settings(stack)
