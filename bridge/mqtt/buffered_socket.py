@@ -87,10 +87,9 @@ class BufferedSocket:
         self._arrived: tuple[int, int] | None = None
         self._next_look = 0.0
 
-    def send(self, data: bytes | bytearray) -> int:
+    def send(self, data: bytes | bytearray) -> None:
         """Keep ``data`` for the next flush, whole. A caller that sends much checks ``full`` before."""
         self._out += data
-        return len(data)
 
     def pending(self) -> int:
         """Return how many bytes are buffered and not consumed."""

@@ -36,11 +36,12 @@ def watching(
     *,
     over: Callable[[], bool],
     failed: Callable[[PulsebridgeError], None] = lambda _error: None,
+    patience_s: float | None = None,
 ) -> Iterator[None]:
     """Call ``ask`` every ``every_s`` seconds in its own thread while the block runs. ``failed`` gets its PulsebridgeErrors.
 
-    The end of the block waits for the current call. Once ``over`` is true, there are no further calls, so that the
-    process's end does not wait for an answer.
+    Once ``over`` is true, there are no further calls, so that the process's end does not wait for an answer. The end of
+    the block waits for the current call, at most ``patience_s`` seconds.
     """
     stopping = threading.Event()
 
@@ -58,7 +59,7 @@ def watching(
         yield
     finally:
         stopping.set()
-        thread.join()
+        thread.join(patience_s)
 
 
 @contextmanager

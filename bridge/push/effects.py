@@ -17,7 +17,7 @@ from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.fitting import misfit
+from bridge.mqtt.packets import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected
 from bridge.push.actions import (

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from bridge.routing.shard import Shard
+from bridge.routing.sharding import Shard
 from bridge.settings.base import COMMON, Section, checked_by
 from bridge.settings.links import LinkSettings
 from bridge.settings.presets import load_preset, preset_names

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bridge.errors import ConfigError
-from bridge.routing.mapper import mapping_problems
+from bridge.routing.rules import mapping_problems
 from bridge.routing.sharding import shard_problems
 from bridge.settings import IngestSettings, PulsarSettings, Settings
 from bridge.settings.aliases import alias_of, settings_of

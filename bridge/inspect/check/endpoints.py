@@ -70,13 +70,14 @@ def dial_one(name: str, address: str, setting: str, dial: Callable[[], str]) -> 
 
 def _mqtt(settings: MqttSettings) -> str:
     from bridge.mqtt.device import probe
+    from bridge.mqtt.types import Connected
 
     found = probe(settings)
-    if not found.ok:
-        if found.remedy is not None:
-            raise DeniedError(found.why, remedy=found.remedy)
-        raise TransientError(found.why)
-    return f"supports MQTT {found.protocol}, receive maximum {found.receive_maximum}"
+    if isinstance(found, Connected):
+        return f"supports MQTT {settings.protocol}, receive maximum {found.receive_maximum}"
+    if found.remedy is not None:
+        raise DeniedError(found.why, remedy=found.remedy)
+    raise TransientError(found.why)
 
 
 def _pulsar(settings: Settings) -> str:

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import strategies as st
 
 from bridge.display import TEXT_CHARACTERS, printable
-from bridge.routing.mapper import mapping_problems
+from bridge.routing.rules import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import preset_names
 from bridge.settings.streaming import StreamingSettings

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.routing.mapper import LeftOut, Mapper, Route, mapping_problems, subscriptions
+from bridge.routing.mapper import LeftOut, Mapper, Route
 from bridge.routing.message_fields import MessageField, read_fields
 from bridge.routing.patterns import meet
+from bridge.routing.rules import mapping_problems, subscriptions
 from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
