@@ -32,18 +32,19 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
+from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.groups.payloads import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.partition_log import Arrived, CommandSource, PartitionLog
 from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
 from bridge.push.threads import Budget
-from bridge.push.tracing import Observer
+from bridge.push.tracing import Answered, Confirmed
 from bridge.settings import Settings
 
 __all__ = ["Effects"]
@@ -68,10 +69,10 @@ class Effects:
         metrics: PushMetrics,
         ask: Callable[[CommandPosition], bytes | None],
         tags: PositionTags,
-        observer: Observer | None = None,
+        trace: Callable[[object], None] | None = None,
     ) -> None:
-        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``. ``observer`` sees
-        each step of a command.
+        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``. ``trace`` sees each
+        step of a command (``Tracer.see``).
         """
         self._tags = tags
         self._settings = settings
@@ -82,7 +83,7 @@ class Effects:
         self._log = partition_log
         self._source = source
         self._budget = budget
-        self._observer = observer or Observer()
+        self._trace = trace or (lambda _step: None)
         self._metrics = metrics
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
@@ -91,21 +92,18 @@ class Effects:
 
     def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
-        self._observer.received(message)
-        self._route(message)
-        self._observer.routed(message)
-
-    def _route(self, message: StoredMessage) -> None:
-        core = self._core
-        position = message.position
-        before = self._messages.get(position)
-        self._messages[position] = message
-        if before is not None:
+        before = self._messages.get(message.position)
+        self._messages[message.position] = message
+        if before is None:
+            self._route(message)
+        else:
             # It came again after a reconnect, and the core tracks it or has acknowledged it already: the
             # acknowledgement must use the newest id, which alone counts for a batch, and only once.
             self._budget.release(len(before.payload))
-            return
-        properties = message.properties
+        self._trace(Arrived(message))
+
+    def _route(self, message: StoredMessage) -> None:
+        core, position, properties = self._core, message.position, message.properties
         try:
             if message.problem:
                 raise ContractError(message.problem)
@@ -126,7 +124,6 @@ class Effects:
 
     def pulled(self, event: Pulled) -> None:
         """Hand a parked command that was read to the core."""
-        self._observer.pulled(event)
         command = None
         if event.message is not None:
             self._forget(event.position)
@@ -142,6 +139,7 @@ class Effects:
         reach("after_pull")
         now_us = time.time_ns() // 1000
         self._core.pulled(event.pull.device, event.pull.epoch, event.position, command, now_us)
+        self._trace(event)
 
     def copied(self, event: Copied) -> None:
         """Tell the core of commands that were to be moved."""
@@ -153,30 +151,32 @@ class Effects:
 
     def answered(self, answer: DeviceAnswer) -> bool:
         """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
-        waited = self._answered(answer)
-        self._observer.answered(answer, waited)
+        waited = not self._is_forged(answer) and self._core.answered(
+            answer.position, answer.payload, time.time_ns() // 1000, failed=answer.failed
+        )
+        self._trace(Answered(answer, waited))
         return waited
 
-    def _answered(self, answer: DeviceAnswer) -> bool:
+    def _is_forged(self, answer: DeviceAnswer) -> bool:
+        """Return whether the sender did not receive the command, and log that."""
         device = self._core.delivery.device_of(answer.position)
-        if device is not None and not self._tags.proves(answer.tag, answer.position, device):
+        forged = device is not None and not self._tags.proves(answer.tag, answer.position, device)
+        if forged:
             self._metrics.counters["forged_answers"].inc()
             log.warning(
                 "push ignored an answer whose position has a wrong tag: its sender did not receive the command. Action: "
                 "see which client publishes to push.answers.topic, and that the device gives the position back whole",
                 partition=self._log.partition,
-                device=device[:_SHOWN],
+                device=(device or "")[:_SHOWN],
                 position=str(answer.position),
                 shown=1,
             )
-            return False
-        now_us = time.time_ns() // 1000
-        return self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
+        return forged
 
     def stored(self, token: object) -> None:
         """Tell the core that Pulsar has stored what was written for an action of its own."""
         core = self._core
-        self._observer.stored(token)
+        self._trace(Stored(token))
         if isinstance(token, StoreCursor):
             reach("after_cursor")
             core.cursor_stored(token.device)
@@ -196,10 +196,6 @@ class Effects:
 
     def begin(self, action: Action) -> None:
         """Begin one action."""
-        self._begin(action)
-        self._observer.begun(action)
-
-    def _begin(self, action: Action) -> None:
         if isinstance(action, Push):
             self._push(action)
         elif isinstance(action, StoreCursor):
@@ -223,6 +219,7 @@ class Effects:
             self._forget(action.position)
         else:
             self.resume.begin(action)
+        self._trace(action)
 
     def _forget(self, position: CommandPosition) -> None:
         message = self._pulled.pop(position, None)
@@ -323,7 +320,7 @@ class Effects:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
-        self._observer.confirmed(number, confirmation)
+        self._trace(Confirmed(number, confirmation.reason))
         now = time.monotonic()
         if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
             self._denied_at = now

@@ -23,7 +23,7 @@ from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found
 from bridge.push.threads import Budget
-from bridge.push.tracing import Observer, Tracer
+from bridge.push.tracing import Tracer
 from bridge.settings import Settings
 
 __all__ = ["Owner", "RetentionMover", "RetentionPosition", "WallClock"]
@@ -209,7 +209,7 @@ class Owner(Receiver):
             metrics.all,
             self._ask,
             PositionTags(secret, connection.log.partition),
-            Tracer(trace, core, connection.log.partition, settings.push.confirm) if trace else Observer(),
+            Tracer(trace, core, connection.log.partition, settings.push.confirm).see if trace else None,
         )
 
     def _ask(self, position: CommandPosition) -> bytes | None:
