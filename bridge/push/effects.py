@@ -51,7 +51,6 @@ __all__ = ["Effects"]
 
 log = structlog.get_logger("push")
 
-_DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 200
 
 
@@ -87,7 +86,6 @@ class Effects:
         self._metrics = metrics
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
-        self._denied_at = -_DENIED_EVERY_S
         self.resume = ResumeRequests(settings, core, link, partition_log, source, metrics, tags)
 
     def arrived(self, message: StoredMessage) -> None:
@@ -254,20 +252,16 @@ class Effects:
             else:
                 self._link.wake()
 
-    def link_up(self) -> None:
-        """The connection is up and ours."""
-        self.resume.link_up()
-
     def link_down(self, event: Disconnected) -> bool:
         """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
         self._indexed.forget()
         self._came.clear()
-        return self.resume.link_down(event)
+        return self.resume.answers.link_down(event)
 
     def overdue(self) -> str | None:
         """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
         command = self._core.flights.overdue(time.time_ns() // 1000)
-        return self.resume.overdue(time.monotonic()) if command is None else command.mqtt_topic
+        return self.resume.answers.overdue(time.monotonic()) if command is None else command.mqtt_topic
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]
@@ -321,19 +315,18 @@ class Effects:
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
         self._trace(Confirmed(number, confirmation.reason))
-        now = time.monotonic()
-        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
-            self._denied_at = now
+        if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "
                 f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
                 mqtt_topic=topic,
                 partition=self._log.partition,
+                shown=1,
             )
         if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
             self._metrics.counters["refused"].inc()
         else:
             reach("after_puback")
-        self.resume.push_confirmed(number)
+        self.resume.answers.newest_push = max(self.resume.answers.newest_push, number)
         self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
         self._hand_on()

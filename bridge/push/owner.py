@@ -256,7 +256,7 @@ class Owner(Receiver):
     def link_up(self) -> None:
         """The connection is up and ours: send."""
         self._core.link_up(reports_absence=self._connection.inbound.reports_absence)
-        self._effects.link_up()
+        self._effects.resume.answers.link_up()
         self._part.ready()
 
     def link_down(self, event: Disconnected) -> None:

@@ -9,6 +9,7 @@ of an answer may last at the broker.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Final
 
 import structlog
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.contract.commands import publish_topic_problem
 from bridge.contract.names import name_problem
@@ -37,61 +39,38 @@ from bridge.push.request_log import Asked, Found
 from bridge.push.resume_requests import ResumeRequest, read_from, refusal
 from bridge.settings import Settings
 
-__all__ = ["ANSWERS_AT_ONCE", "RefusalRate", "ResumeRequests"]
+__all__ = ["ANSWERS_AT_ONCE", "Answers", "RefusalRate", "ResumeRequests"]
 
 log = structlog.get_logger("push")
 
-_DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 100
 ANSWERS_AT_ONCE: Final = 16
 """Answers that the MQTT broker has not confirmed, beside the commands."""
 _WAITING: Final = 100
 """Answers that wait for room; with more of them refusals are dropped."""
 _RATE_BYTES: Final = 1024 * 1024
-_RATE_ENTRY_BYTES: Final = 100
-"""What an entry takes beside its name, about."""
 
 
 class RefusalRate:
-    """Which refusals are sent. Times are seconds; the memory is bounded in bytes."""
+    """Which refusals are sent: ``per_s`` to all devices, one in ``every_s`` seconds to each. Times are in seconds."""
 
     def __init__(self, per_s: float, every_s: float, max_bytes: int = _RATE_BYTES) -> None:
         self._per_s = per_s
         self._every_s = every_s
-        self._max_bytes = max_bytes
         self._left = max(1.0, per_s)
         self._filled_at = 0.0
-        self._last: dict[str, float] = {}  # in the order of time
-        self._bytes = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes in use, about."""
-        return self._bytes
+        self.last: BoundedMap[float] = BoundedMap(max_bytes, each=32)
+        """When each device got its last one."""
 
     def allows(self, device: str, now: float) -> bool:
         """Return whether a refusal may be sent to ``device`` now, and count it if so."""
         self._left = min(max(1.0, self._per_s), self._left + (now - self._filled_at) * self._per_s)
         self._filled_at = now
-        self._forget(now - self._every_s)
-        if device in self._last or self._left < 1.0:
+        if self._left < 1.0 or now - self.last.get(device, -math.inf) < self._every_s:
             return False
         self._left -= 1.0
-        self._last[device] = now
-        self._bytes += _size(device)
+        self.last.put(device, now)
         return True
-
-    def _forget(self, before: float) -> None:
-        while self._last:
-            device = next(iter(self._last))
-            if self._last[device] > before and self._bytes <= self._max_bytes:
-                return
-            del self._last[device]
-            self._bytes -= _size(device)
-
-
-def _size(device: str) -> int:
-    return _RATE_ENTRY_BYTES + 4 * len(device)
 
 
 @dataclass(slots=True)
@@ -104,13 +83,13 @@ class _Answer:
     """When it was sent on this connection."""
     order: tuple[int, int] = (0, 0)
     """Of sending: among the answers, and behind which push."""
-    suspect: bool = False
-    """The broker closed the connection, or stayed silent, after it was sent."""
     closes: int = 0
+    """So often the broker closed the connection shortly after it was sent."""
     silences: int = 0
+    """So often the broker did not confirm it, and confirmed what was sent later."""
 
 
-class _Answers:
+class Answers:
     """The answers of one session, published in a window. ``ended`` is called when the broker has one, or cannot have it."""
 
     def __init__(
@@ -131,10 +110,11 @@ class _Answers:
         self._out: set[int] = set()  # published, and not confirmed
         self._suspects: list[int] = []  # each goes alone, on a connection that has lived for a while
         self._sent = 0
-        self._newest = self._newest_push = 0  # the last of each that the broker confirmed
+        self._newest = 0  # the last one that the broker confirmed
+        self.newest_push = 0
+        """The last push that the broker confirmed."""
         self._up_at = 0.0
         self._epoch = 0  # the connection on which answers may go out
-        self._denied_at = -_DENIED_EVERY_S
 
     @property
     def full(self) -> bool:
@@ -156,12 +136,12 @@ class _Answers:
         self._out.clear()
         self._waiting.clear()
         for token, answer in list(self._answers.items()):
-            if not answer.suspect:
-                self._waiting.append(token)
-            elif max(answer.closes, answer.silences) >= CLOSES:
+            if max(answer.closes, answer.silences) >= CLOSES:
                 self._give_up(token, answer)
-            else:
+            elif answer.closes or answer.silences:
                 self._suspects.append(token)
+            else:
+                self._waiting.append(token)
         self._fill_window()
 
     def link_down(self, event: Disconnected) -> bool:
@@ -175,23 +155,22 @@ class _Answers:
         if not event.epoch:  # the broker itself was the cause
             for answer in self._answers.values():
                 answer.closes = 0
-        young = False
+        any_young = False
         for answer in self._answers.values():
             if answer.sent_at is None:
                 continue
-            is_young = now - answer.sent_at < AT_ONCE_S
-            young = young or is_young
-            if closed and is_young:
-                answer.suspect = True
+            young = now - answer.sent_at < AT_ONCE_S
+            any_young = any_young or young
+            order, push = answer.order
+            if closed and young:
                 answer.closes += 1
-            elif now - answer.sent_at >= timeout and self._later_confirmed(answer):
-                answer.suspect = True
+            elif now - answer.sent_at >= timeout and (order < self._newest or push < self.newest_push):
                 answer.silences += 1
             else:
                 answer.closes = 0
             answer.sent_at = None
         self._suspects.clear()
-        return closed and not young
+        return closed and not any_young
 
     def overdue(self, now: float) -> str | None:
         """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
@@ -199,14 +178,6 @@ class _Answers:
         before = now - self._settings.push.puback_timeout
         sent = ((one.topic, one.sent_at) for one in self._answers.values())
         return next((topic for topic, at in sent if at is not None and at <= before), None)
-
-    def push_confirmed(self, number: int) -> None:
-        """The broker answered push ``number``."""
-        self._newest_push = max(self._newest_push, number)
-
-    def _later_confirmed(self, answer: _Answer) -> bool:
-        order, push = answer.order
-        return order < self._newest or push < self._newest_push
 
     def _send_suspect(self, now: float) -> None:
         if not self._suspects or self._epoch != self._link.epoch or now - self._up_at < AT_ONCE_S:
@@ -249,14 +220,13 @@ class _Answers:
         self._end(token)
 
     def _confirmed(self, token: int, answer: _Answer, confirmation: Confirmation) -> None:
-        now = time.monotonic()
-        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
-            self._denied_at = now
+        if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker refuses the answers to resume requests. Action: allow "
                 f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
                 mqtt_topic=answer.topic,
                 partition=self._log.partition,
+                shown=1,
             )
         self._newest = max(self._newest, answer.order[0])
         self._flights.broker_answered()
@@ -290,7 +260,7 @@ class ResumeRequests:
         self._metrics = metrics
         self._tags = tags
         self._rate = RefusalRate(settings.push.resume.refusals_per_second, settings.push.resume.interval)
-        self._answers = _Answers(settings, link, core.flights, partition_log, self._done)
+        self.answers = Answers(settings, link, core.flights, partition_log, self._done)
         self._count = 0
         self._messages: dict[int, MessageId] = {}  # requests that are not acknowledged
         self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
@@ -303,8 +273,8 @@ class ResumeRequests:
         token, device, payload = self._count, asked.device, asked.payload
         self._messages[token] = asked.message_id
         push = self._settings.push
-        invalid = device is None or name_problem(device, self._settings.max_name_bytes) is not None
-        if device is None or invalid or not self._log.is_ours(device):
+        longest = self._settings.max_name_bytes
+        if device is None or name_problem(device, longest) is not None or not self._log.is_ours(device):
             log.warning(
                 "push dropped a resume request, because it is in the partition of other devices. Action: see who writes to "
                 "the topic",
@@ -332,7 +302,7 @@ class ResumeRequests:
             self._refuse(token, device, answer.payload(request, self._tags))
 
     def _refuse(self, token: int, device: str, payload: bytes) -> None:
-        if self._answers.full or not self._rate.allows(device, time.monotonic()):
+        if self.answers.full or not self._rate.allows(device, time.monotonic()):
             self._metrics.counters["resume_answers"].labels("dropped").inc()
             log.warning(
                 "push dropped requests to resume: it would refuse them, and they exceed push.resume.refusals_per_second or "
@@ -370,28 +340,12 @@ class ResumeRequests:
             self._served[request.token] = request
             self._answer(request.token, request.device, answer.payload(request, self._tags))
 
-    def link_up(self) -> None:
-        """The connection is up and ours."""
-        self._answers.link_up()
-
-    def link_down(self, event: Disconnected) -> bool:
-        """The connection ended. Returns whether the broker may have ended it for a command."""
-        return self._answers.link_down(event)
-
-    def overdue(self, now: float) -> str | None:
-        """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
-        return self._answers.overdue(now)
-
-    def push_confirmed(self, number: int) -> None:
-        """The broker answered push ``number``."""
-        self._answers.push_confirmed(number)
-
     def _answer(self, token: int, device: str, payload: bytes) -> None:
         topic = f"{self._settings.push.resume.answer_topic}/{device}"
         if publish_topic_problem(topic) is not None:
             self._done(token)
         else:
-            self._answers.add(token, topic, payload)
+            self.answers.add(token, topic, payload)
 
     def _done(self, token: int) -> None:
         request = self._served.pop(token, None)
