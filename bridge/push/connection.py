@@ -27,41 +27,10 @@ from bridge.push.receipt_log import ReceiptsWritten
 from bridge.push.resume_answers import ANSWERS_AT_ONCE
 from bridge.settings import Settings
 
-__all__ = ["Connection", "OwnRecord", "Ownership", "Proof", "Receiver"]
+__all__ = ["Connection", "Ownership", "Proof", "Receiver"]
 
 _EVERY_S: Final = 5.0
 """After a lost connection the owner reads no more than this time of records in vain."""
-
-
-class OwnRecord:
-    """The last record that no successor's record can precede."""
-
-    def __init__(self) -> None:
-        self.record: MessageId | None = None
-        self._asked: tuple[int, MessageId] | None = None
-        self._seen: MessageId | None = None
-        self._next = 0.0
-
-    def question(self, stored: MessageId | None, now: float) -> MessageId | None:
-        """Return the record for which the broker is to be pinged now, None for none. ``stored``: the last one stored."""
-        if stored is None or stored is self._seen or self._asked is not None or now < self._next:
-            return None
-        return stored
-
-    def asked(self, number: int, stored: MessageId, now: float) -> None:
-        """Ping ``number`` of this connection was sent after ``stored`` was."""
-        self._asked = number, stored
-        self._seen = stored
-        self._next = now + _EVERY_S
-
-    def answered(self, count: int) -> None:
-        """The broker has answered so many pings on this connection."""
-        if self._asked is not None and count >= self._asked[0]:
-            self.record, self._asked = self._asked[1], None
-
-    def lost(self) -> None:
-        """The connection has ended, without further answers."""
-        self._asked = self._seen = None
 
 
 class Proof:
@@ -89,29 +58,22 @@ class Ownership:
 
     def __init__(self, cursors: CursorLog) -> None:
         self._cursors = cursors
-        self._name = uuid.uuid4().hex
+        self.name = uuid.uuid4().hex
+        """A name that no other session has."""
+        self._token = f"{socket.gethostname()}/{os.getpid()}/{self.name}"
         self._serial = 0
-        self._own = OwnRecord()
-        self._read_to: MessageId | None = None
+        self.first = OwnerRecord(self._token, 1)
+        """The first record of this session."""
+        self.own: MessageId | None = None
+        """The last record that no successor's record can precede."""
+        self._asked: tuple[int, MessageId] | None = None  # a ping without answer, and what was stored before it
+        self._asked_for: MessageId | None = None  # the last record for which the broker was pinged on this connection
+        self._next_ping = 0.0
         self._connected = False
         self.proven_epoch = 0
         """The connection for which Pulsar has confirmed the ownership."""
         self.lost = False
         """The connection was lost: no further connect before Pulsar confirms the ownership."""
-
-    @property
-    def name(self) -> str:
-        """A name that no other session has."""
-        return self._name
-
-    @property
-    def _token(self) -> str:
-        return f"{socket.gethostname()}/{os.getpid()}/{self._name}"
-
-    @property
-    def first(self) -> OwnerRecord:
-        """The first record of this session."""
-        return OwnerRecord(self._token, 1)
 
     def write(self, epoch: int, *, clean: bool = False) -> Proof:
         """Write an owner record; its ``Proof`` is the token of the ``Stored`` that follows."""
@@ -126,31 +88,29 @@ class Ownership:
         self.write(epoch)
 
     def disconnected(self) -> None:
-        """The MQTT connection ended, or an attempt failed."""
+        """The MQTT connection ended, without further answers, or an attempt failed."""
         self.lost = self.lost or self._connected
         self._connected = False
-        self._own.lost()
-
-    def read(self, until: MessageId) -> None:
-        """The cursors were read up to our record ``until``."""
-        self._own.record = self._read_to = until
+        self._asked = self._asked_for = None
 
     def accept(self, proof: Proof) -> None:
         """Pulsar has stored an owner record. Raises FencedError if another process has owned the partition since."""
-        if self._read_to is not None:
-            start = self._own.record or self._read_to
-            if self._cursors.replaced_since(start, proof.record):
-                raise FencedError("another process owned it in between")
+        if self.own is not None and self._cursors.replaced_since(self.own, proof.record):
+            raise FencedError("another process owned it in between")
         proof.stored = True
         if proof.epoch:
             self.proven_epoch = proof.epoch
 
     def ping(self, link: Link, now: float) -> None:
         """Ask the broker, now and then, whether the connection is alive, to prove the last stored record."""
-        self._own.answered(link.keepalive.answered)
-        stored = self._own.question(self._cursors.last_stored, now)
-        if stored is not None:
-            self._own.asked(link.ping(), stored, now)
+        if self._asked is not None and link.keepalive.answered >= self._asked[0]:
+            self.own, self._asked = self._asked[1], None
+        stored = self._cursors.last_stored
+        if stored is None or stored is self._asked_for or self._asked is not None or now < self._next_ping:
+            return
+        self._asked = link.ping(), stored
+        self._asked_for = stored
+        self._next_ping = now + _EVERY_S
 
 
 log = structlog.get_logger("push")
