@@ -62,6 +62,7 @@ class Ownership:
         """A name that no other session has."""
         self._token = f"{socket.gethostname()}/{os.getpid()}/{self.name}"
         self._serial = 0
+        self._idle = True
         self.first = OwnerRecord(self._token, 1)
         """The first record of this session."""
         self.own: MessageId | None = None
@@ -78,9 +79,15 @@ class Ownership:
     def write(self, epoch: int, *, clean: bool = False) -> Proof:
         """Write an owner record; its ``Proof`` is the token of the ``Stored`` that follows."""
         self._serial += 1
-        proof = Proof(OwnerRecord(self._token, self._serial, clean), epoch)
+        proof = Proof(OwnerRecord(self._token, self._serial, clean, self._idle), epoch)
         self._cursors.write_record(OWNER_KEY, proof.record.encode(), proof)
         return proof
+
+    def begin(self, epoch: int) -> None:
+        """Have commands sent on the connection ``epoch`` once the record that this writes is stored."""
+        self._idle = False
+        self.proven_epoch = 0
+        self.write(epoch)
 
     def connected(self, epoch: int) -> None:
         """An MQTT connection was accepted: prove the ownership on it."""
@@ -98,7 +105,7 @@ class Ownership:
         if self.own is not None and self._cursors.replaced_since(self.own, proof.record):
             raise FencedError("another process owned it in between")
         proof.stored = True
-        if proof.epoch:
+        if proof.epoch and proof.record.idle is self._idle:
             self.proven_epoch = proof.epoch
 
     def ping(self, link: Link, now: float) -> None:

@@ -167,8 +167,7 @@ class Session:
         )
         owner.begin()
         # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
-        ownership.proven_epoch = 0
-        ownership.write(connection.link.epoch)
+        ownership.begin(connection.link.epoch)
         self._metrics.all.counters["takeovers"].inc()
         self._metrics.owner(True)
         log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))

@@ -129,6 +129,27 @@ def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: p
     assert [(line["log_level"], line["position"]) for line in logs] == [("warning", str(CommandPosition(3, 0, -1)))]
 
 
+SERVED, GONE, US = OwnerRecord("a", 4, clean=True), OwnerRecord("b", 2, idle=True), OwnerRecord("us", 1)
+
+
+@pytest.mark.parametrize(
+    ("former", "clean"),
+    [
+        ([], True),
+        ([SERVED], True),
+        ([SERVED, GONE], True),
+        ([OwnerRecord("a", 4), GONE], False),
+        ([SERVED, GONE, OwnerRecord("b", 3)], False),
+        ([GONE], False),  # it may hide the record of an owner, which was compacted away
+    ],
+)
+def test_a_takeover_that_failed_before_it_sent_anything_leaves_the_former_owners_end_as_it_was(
+    former: list[OwnerRecord], clean: bool
+) -> None:
+    records = Records(*((OWNER_KEY, one.encode()) for one in [*former, US]))
+    assert cursor_log(records).read(US, 8).clean is clean
+
+
 POISONED = [
     "\0owner",
     "\0ids\0d",

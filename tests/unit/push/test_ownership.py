@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.connection import Ownership
+from bridge.push.connection import Ownership, Proof
 
 
 def record(entry: int) -> MessageId:
@@ -21,6 +21,10 @@ class World:
 
     def __init__(self) -> None:
         self.ownership = Ownership(cast(Any, self))
+        self.written: list[Proof] = []
+
+    def write_record(self, _key: str, _payload: bytes, proof: Proof) -> None:
+        self.written.append(proof)
 
     @property
     def keepalive(self) -> World:
@@ -67,3 +71,16 @@ def test_the_broker_is_asked_now_and_then_and_not_when_nothing_was_written() -> 
     assert world.turn(20.0) == 1  # on the next connection it is asked again
     assert world.turn(60.0, answered=3) == 0  # nothing was written since
     assert world.ownership.own is second
+
+
+def test_an_owner_that_has_sent_nothing_leaves_a_record_that_shows_it() -> None:
+    world = World()
+    ownership = world.ownership
+    ownership.connected(1)
+    ownership.begin(1)
+    before, begun = world.written
+    assert [one.record.idle for one in world.written] == [True, False]
+    ownership.accept(before)
+    assert ownership.proven_epoch == 0, "nothing is sent before the second one is stored"
+    ownership.accept(begun)
+    assert ownership.proven_epoch == 1
