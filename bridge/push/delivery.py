@@ -110,28 +110,26 @@ class Delivery:
     def may_go(self, number: int, now_us: int) -> bool:
         """Return whether push ``number``, which waited for its payload, is still wanted."""
         flight = self._flights.get(number)
-        tracked = flight.tracked
-        if flight.wanted and not tracked.command.expired(now_us):
+        if flight.wanted and not flight.tracked.command.expired(now_us):
             self._flights.unstall(flight)
             return True
-        self._flights.end(number)
-        if flight.wanted:
-            tracked.attempts -= 1  # this one was not sent
-            self._settlement.settle(flight.device, tracked, "expired", "")
+        if self._flights.end(number) is not None:
+            flight.tracked.attempts -= 1  # this one was not sent
+            self._settlement.settle(flight.device, flight.tracked, "expired", "")
             self._devices.look_at(flight.device)
         return False
 
     def lose_payload(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: Pulsar does not have the payload of the group entry any more."""
         flight = self._flights.end(number)
-        if flight is not None and flight.wanted:
+        if flight is not None:
             self._settlement.settle(flight.device, flight.tracked, "rejected", reason)
             self._devices.look_at(flight.device)
 
     def reject(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: the broker accepts no such packet."""
         flight = self._flights.end(number)
-        if flight is not None and flight.wanted:
+        if flight is not None:
             self._settlement.give_up(flight.device, flight.tracked, "rejected", reason)
 
     # --- results ---
@@ -216,12 +214,12 @@ class Delivery:
         """The connection ended: what was in flight may have arrived, and is sent again, marked. ``closed``: the broker
         ended it, perhaps for a packet of ours; a command for which it does so repeatedly is given up.
         """
-        for flight, verdict in self._flights.lose_all(now_us, closed=closed):
+        for flight in self._flights.lose_all(now_us, closed=closed):
             device, tracked = flight.device, flight.tracked
-            if verdict.reason:
-                self._settlement.give_up(device, tracked, "rejected", verdict.reason)
+            if flight.blame:
+                self._settlement.give_up(device, tracked, "rejected", flight.blame)
                 continue
             tracked.on(CommandEvent.RETRY)
-            if verdict.wait_us:
-                self._devices.retry_at(device, now_us + verdict.wait_us)
+            if flight.wait_us:
+                self._devices.retry_at(device, now_us + flight.wait_us)
             self._devices.look_at(device)
