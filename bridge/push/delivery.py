@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from bridge.contract.commands import CommandPosition
@@ -33,29 +33,19 @@ class Failure(NamedTuple):
     absent: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """Sends commands, and evaluates the answers of broker and devices."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        horizon: CommandPosition | None,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        flights: Flights,
-        settlement: Settlement,
-        late: LateAnswers,
-    ) -> None:
-        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
-        self._limits = limits
-        self._horizon = horizon
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._flights = flights
-        self._settlement = settlement
-        self._late = late
+    _limits: Limits
+    _horizon: CommandPosition | None
+    """Up to there the former owner may have sent more than the cursors show; None if it did not."""
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _flights: Flights
+    _settlement: Settlement
+    _late: LateAnswers
 
     # --- pushes ---
 
@@ -176,7 +166,7 @@ class Delivery:
         if failed:
             return device
         self._late.give(position, self._answer(payload, now_us))
-        tracked = self._commands.pulled(position)
+        tracked = self._commands.pulled.get(position)
         waits = tracked is not None and tracked.state is CommandState.QUEUED and not tracked.resend
         if tracked is not None and waits and self._late.settle(tracked):
             self._settlement.confirmed(device, tracked)

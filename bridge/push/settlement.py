@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
@@ -22,17 +23,15 @@ _OVERFLOW: Final = "an earlier command of the device overflowed"
 _RESENT: Final = "sent again: the device asked for it, or may not have had it"
 
 
+@dataclass(slots=True, eq=False)
 class Settlement:
     """Settles commands, and lets the cursor of a device pass the settled head of its queue."""
 
-    def __init__(
-        self, limits: Limits, outbox: Outbox, commands: CommandRegistry, devices: Devices, late: LateAnswers
-    ) -> None:
-        self._limits = limits
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._late = late
+    _limits: Limits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _late: LateAnswers
 
     # --- arrivals that are not sent ---
 
