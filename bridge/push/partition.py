@@ -256,7 +256,8 @@ class Partition:
 
     def request_answered(self, request: ResumeRequest) -> None:
         """The broker has the answer to a resume request, or cannot accept it: the commands follow."""
-        device, now_us = self.resume.answered(request), self._now_us
+        now_us = self._now_us
+        device = self.resume.answered(request, now_us)
         if device is None:
             return
         self.presence.alive(device.name, request.at_us)
@@ -268,7 +269,6 @@ class Partition:
             device.replay.probe_wait_us = 0
             self.replay.wake(device)
             self.devices.look_at(device)
-        self.resume.serve_next(device.name, now_us)
 
     def _failed(self, failure: Failure, now_us: int) -> None:
         """Park the device of a failed push, or give the command up, or retry it."""
