@@ -209,10 +209,8 @@ class Effects:
             reach("after_ack")
         elif isinstance(action, StoreSegment):
             self._log.cursors.write_record(action.key, action.payload, action)
-        elif isinstance(action, Pull):
-            self._source.puller.pull(action)
-        elif isinstance(action, Copy):
-            self._source.puller.copy(action)
+        elif isinstance(action, (Pull, Copy)):
+            self._source.puller.begin(action)
         elif isinstance(action, Forget):
             self._forget(action.position)
         else:

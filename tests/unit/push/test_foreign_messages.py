@@ -281,7 +281,7 @@ class Broken:
 def test_an_error_that_ends_a_thread_beside_the_session_is_reported() -> None:
     client, failed = cast(PulsarClient, Broken()), list[Exception]()
     puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, max_bytes=1)
-    puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
+    puller.begin(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
     poll_for(lambda: len(failed) == 1, 30, "the puller has reported")
     requests = RequestLog(client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append)
     requests.start()
