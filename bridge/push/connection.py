@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -27,7 +27,10 @@ from bridge.push.receipt_log import ReceiptsWritten
 from bridge.push.resume_answers import ANSWERS_AT_ONCE
 from bridge.settings import Settings
 
-__all__ = ["Connection", "Ownership", "Proof", "Receiver"]
+if TYPE_CHECKING:
+    from bridge.push.owner import Owner
+
+__all__ = ["Connection", "Ownership", "Proof"]
 
 _EVERY_S: Final = 5.0
 """After a lost connection the owner reads no more than this time of records in vain."""
@@ -128,30 +131,6 @@ _GATHER_S: Final = 0.005
 """The answers of Pulsar are handled together: unlike commands, cursors and receipts are not urgent."""
 
 
-class Receiver:
-    """What happens on a connection, for its user; all on the partition's thread. This one ignores it: a standby."""
-
-    owns = False
-    """Whether the user is the owner of the partition."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether the user has work for each turn."""
-        return False
-
-    def link_up(self) -> None:
-        """The connection is up, subscribed, and proven to be the owner's. Called again when ``Inbound`` changes."""
-
-    def link_down(self, event: Disconnected) -> None:
-        """The connection ended, or an attempt to connect failed."""
-
-    def receive(self, event: object) -> None:
-        """An event that was posted. Raising ends the session."""
-
-    def turn(self, now: float) -> None:
-        """A turn ends; ``now`` is the monotonic clock in seconds."""
-
-
 class Connection(LinkHandler):
     """The connection of one session. All methods but ``post`` and ``wake`` are called on the partition's thread."""
 
@@ -164,7 +143,8 @@ class Connection(LinkHandler):
         self._stopping = stopping
         self._inbox: deque[object] = deque()
         self._news = threading.Event()  # something was posted
-        self._receiver = Receiver()
+        self.owner: Owner | None = None
+        """Gets what happens, once the partition is ours; a standby has none."""
         self._takeovers: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._warned = False  # of the present interruption
         self.log = PartitionLog(settings.pulsar, partition, self.post)
@@ -195,10 +175,6 @@ class Connection(LinkHandler):
 
     # --- turns ---
 
-    def serve(self, receiver: Receiver) -> None:
-        """Hand everything to ``receiver`` from now on."""
-        self._receiver = receiver
-
     @property
     def connected(self) -> bool:
         """Whether the link is up and its ownership is not in doubt."""
@@ -226,7 +202,8 @@ class Connection(LinkHandler):
         return True
 
     def _rest(self, most_s: float) -> float:
-        return min(most_s, _GATHER_S) if self._receiver.busy or self.log.writing else most_s
+        busy = self.log.writing or (self.owner is not None and self.owner.busy)
+        return min(most_s, _GATHER_S) if busy else most_s
 
     def _prove(self) -> None:
         """Have Pulsar confirm the ownership, without touching MQTT.
@@ -247,8 +224,8 @@ class Connection(LinkHandler):
 
     def _up_if_ready(self) -> None:
         proven = self.link.connected and self.ownership.proven_epoch == self.link.epoch
-        if proven and self.inbound.ready:
-            self._receiver.link_up()
+        if proven and self.inbound.ready and self.owner is not None:
+            self.owner.link_up()
 
     def close(self) -> None:
         """Close the link and everything of Pulsar."""
@@ -284,11 +261,12 @@ class Connection(LinkHandler):
         """
         self.ownership.disconnected()
         self.link.abandon()  # the core decides what is sent again, and marks it
-        self._receiver.link_down(event)
+        if self.owner is not None:
+            self.owner.link_down(event)
         self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             self._count_takeover(time.monotonic())
-        if event.remedy is not None and not self._receiver.owns:
+        if event.remedy is not None and self.owner is None:
             raise DeniedError(event.why, remedy=event.remedy)
         if not self._warned:
             self._warned = True
@@ -315,7 +293,8 @@ class Connection(LinkHandler):
         while self._inbox:
             self._handle(self._inbox.popleft())
         self.inbound.acknowledge()
-        self._receiver.turn(now)
+        if self.owner is not None:
+            self.owner.turn(now)
 
     def _handle(self, event: object) -> None:
         if isinstance(event, Failed):
@@ -326,4 +305,5 @@ class Connection(LinkHandler):
                 self.ownership.accept(event.token)
                 self._up_if_ready()
                 return
-        self._receiver.receive(event)
+        if self.owner is not None:
+            self.owner.receive(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Final
@@ -11,7 +12,7 @@ import structlog
 from bridge.contract.commands import CommandPosition
 from bridge.health import Part
 from bridge.mqtt.types import Disconnected
-from bridge.push.connection import Connection, Receiver
+from bridge.push.connection import Connection
 from bridge.push.cursor_log import CursorRewriter, CursorsAged, CursorsForgotten, Stored
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
@@ -42,29 +43,15 @@ class WallClock:
     """
 
     def __init__(self) -> None:
-        self._ahead_s = _ahead_s()
-
-    def was_set_back(self, partition: int) -> bool:
-        """Return whether the clock was set back, and log it."""
-        back_s = self.set_back_s()
-        if back_s:
-            log.warning(
-                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
-                partition=partition,
-                seconds=round(back_s, 1),
-            )
-        return back_s > 0
+        self._ahead_s = -math.inf
+        self.set_back_s()
 
     def set_back_s(self) -> float:
         """Return by how many seconds the clock was set back, 0.0 where it was not. It may have been set ahead before."""
-        ahead = _ahead_s()
+        ahead = time.time_ns() / 1e9 - time.monotonic()
         self._ahead_s = max(self._ahead_s, ahead)
         back = self._ahead_s - ahead
         return back if back > _STEP_S else 0.0
-
-
-def _ahead_s() -> float:
-    return time.time_ns() / 1e9 - time.monotonic()
 
 
 _FIRST_S: Final = 5.0
@@ -164,10 +151,8 @@ log = structlog.get_logger("push")
 _SHOWN: Final = 200
 
 
-class Owner(Receiver):
+class Owner:
     """The owner of one partition; all of it runs on the partition's thread."""
-
-    owns = True
 
     def __init__(
         self,
@@ -219,7 +204,7 @@ class Owner(Receiver):
 
     def begin(self) -> None:
         """Take over the connection, and what came on it before."""
-        self._connection.serve(self)
+        self._connection.owner = self
         self._connection.inbound.serve(self._core, self._effects.answered)
 
     def run(self, stopping: threading.Event) -> None:
@@ -228,9 +213,15 @@ class Owner(Receiver):
         Raises FencedError or TransientError.
         """
         core = self._core
-        while not stopping.is_set() and not self._clock.was_set_back(self._log.partition):
+        while not stopping.is_set() and not (back_s := self._clock.set_back_s()):
             due = core.next_time_us()
             self._connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+        if not stopping.is_set():
+            log.warning(
+                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
+                partition=self._log.partition,
+                seconds=round(back_s, 1),
+            )
         self._budget.close()
         self._source.puller.drain()
         core.drain()
