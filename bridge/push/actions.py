@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.command import TrackedCommand, receipt_of
-from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 
 __all__ = [
     "Ack",
@@ -21,6 +20,8 @@ __all__ = [
     "Outbox",
     "Pull",
     "Push",
+    "ResumeAnswer",
+    "ResumeRequest",
     "StoreCursor",
     "StoreReceipt",
     "StoreSegment",
@@ -111,6 +112,29 @@ class Forget:
     """A command that was pulled is settled, or waits in Pulsar again: its message is not needed any more."""
 
     position: CommandPosition
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """A request that names a position. ``after`` is the last command that the device has had."""
+
+    device: str
+    text: str
+    after: CommandPosition
+    at_us: int
+    """When the device sent it, in µs since the epoch."""
+    token: int
+    """By which the shell identifies it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAnswer:
+    """What became of a request. ``first`` is where the commands begin that are left, where some are not."""
+
+    commands: int
+    trimmed: bool = False
+    first: CommandPosition | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

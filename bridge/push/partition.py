@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Action, Outbox
+from bridge.push.actions import Action, Outbox, ResumeRequest
 from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
@@ -40,7 +40,6 @@ from bridge.push.presence import Presence
 from bridge.push.probes import Probes
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.retention import Relocation, Retention
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import Settlement

@@ -28,13 +28,12 @@ from typing import Final
 
 from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox
+from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox, ResumeAnswer, ResumeRequest
 from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
 from bridge.push.parking import Parking
 from bridge.push.replay import Replay
-from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 from bridge.push.retention import Retention
 from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import GONE, SEGMENT_IDS, Parked, ParkedId

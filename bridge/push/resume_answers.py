@@ -29,14 +29,14 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
-from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
+from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
+from bridge.push.device_protocol import answer_payload, read_from, refusal
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked, Found
-from bridge.push.resume_requests import ResumeRequest, read_from, refusal
 from bridge.settings import Settings
 
 __all__ = ["ANSWERS_AT_ONCE", "Answers", "RefusalRate", "ResumeRequests"]
@@ -299,7 +299,7 @@ class ResumeRequests:
         request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), token)
         answer = self._core.resume.asked(request, now_us)
         if answer is not None:
-            self._refuse(token, device, answer.payload(request, self._tags))
+            self._refuse(token, device, answer_payload(answer, request, self._tags))
 
     def _refuse(self, token: int, device: str, payload: bytes) -> None:
         if self.answers.full or not self._rate.allows(device, time.monotonic()):
@@ -338,7 +338,7 @@ class ResumeRequests:
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
             self._metrics.counters["resume_answers"].labels(result).inc()
             self._served[request.token] = request
-            self._answer(request.token, request.device, answer.payload(request, self._tags))
+            self._answer(request.token, request.device, answer_payload(answer, request, self._tags))
 
     def _answer(self, token: int, device: str, payload: bytes) -> None:
         topic = f"{self._settings.push.resume.answer_topic}/{device}"

@@ -24,6 +24,7 @@ from bridge.push.actions import (
     Forget,
     Pull,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
@@ -31,7 +32,6 @@ from bridge.push.actions import (
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.segments import GONE, Parked, decode_segment, segment_device
 from tests.support.push_limits import Limits
 

@@ -12,12 +12,12 @@ from bridge.push.actions import (
     FindCommands,
     Pull,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
 )
 from bridge.push.partition import Partition
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.segments import Parked, ParkedId, decode_segment
 from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, cursors_of

@@ -18,6 +18,7 @@ from bridge.push.actions import (
     AnswerRequest,
     DeadLetter,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
@@ -29,7 +30,6 @@ from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.states import Mode
 from bridge.push.threads import Budget
 from bridge.settings import Settings
