@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -54,39 +55,31 @@ log = structlog.get_logger("push")
 _SHOWN: Final = 200
 
 
+@dataclass(eq=False)
 class Effects:
     """Begins the actions of one core, and keeps the messages that they concern. All of it runs on one thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        core: Partition,
-        link: Link,
-        partition_log: PartitionLog,
-        source: CommandSource,
-        budget: Budget,
-        metrics: PushMetrics,
-        ask: Callable[[CommandPosition], bytes | None],
-        tags: PositionTags,
-        trace: Callable[[object], None] | None = None,
-    ) -> None:
-        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``. ``trace`` sees each
-        step of a command (``Tracer.see``).
-        """
-        self._tags = tags
-        self._settings = settings
-        self._indexed = Indexed(ask)
+    _settings: Settings
+    _core: Partition
+    _link: Link
+    _log: PartitionLog
+    _source: CommandSource
+    _budget: Budget
+    _metrics: PushMetrics
+    _ask: Callable[[CommandPosition], bytes | None]
+    """Returns the payload of a group command, or None and brings it to ``payload_came``."""
+    _tags: PositionTags
+
+    def __post_init__(self) -> None:
+        self.trace: Callable[[object], None] = lambda _step: None
+        """Sees each step of a command (``Tracer.see``)."""
+        self._indexed = Indexed(self._ask)
         self._came: deque[Iterator[Push | Lost]] = deque()  # what waits no more but for room in the window
-        self._core = core
-        self._link = link
-        self._log = partition_log
-        self._source = source
-        self._budget = budget
-        self._trace = trace or (lambda _step: None)
-        self._metrics = metrics
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
-        self.resume = ResumeRequests(settings, core, link, partition_log, source, metrics, tags)
+        self.resume = ResumeRequests(
+            self._settings, self._core, self._link, self._log, self._source, self._metrics, self._tags
+        )
 
     def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
@@ -98,7 +91,7 @@ class Effects:
             # It came again after a reconnect, and the core tracks it or has acknowledged it already: the
             # acknowledgement must use the newest id, which alone counts for a batch, and only once.
             self._budget.release(len(before.payload))
-        self._trace(Arrived(message))
+        self.trace(Arrived(message))
 
     def _route(self, message: StoredMessage) -> None:
         core, position, properties = self._core, message.position, message.properties
@@ -137,7 +130,7 @@ class Effects:
         reach("after_pull")
         now_us = time.time_ns() // 1000
         self._core.pulled(event.pull.device, event.pull.epoch, event.position, command, now_us)
-        self._trace(event)
+        self.trace(event)
 
     def copied(self, event: Copied) -> None:
         """Tell the core of commands that were to be moved."""
@@ -152,7 +145,7 @@ class Effects:
         waited = not self._is_forged(answer) and self._core.answered(
             answer.position, answer.payload, time.time_ns() // 1000, failed=answer.failed
         )
-        self._trace(Answered(answer, waited))
+        self.trace(Answered(answer, waited))
         return waited
 
     def _is_forged(self, answer: DeviceAnswer) -> bool:
@@ -174,7 +167,7 @@ class Effects:
     def stored(self, token: object) -> None:
         """Tell the core that Pulsar has stored what was written for an action of its own."""
         core = self._core
-        self._trace(Stored(token))
+        self.trace(Stored(token))
         if isinstance(token, StoreCursor):
             reach("after_cursor")
             core.cursor_stored(token.device)
@@ -215,7 +208,7 @@ class Effects:
             self._forget(action.position)
         else:
             self.resume.begin(action)
-        self._trace(action)
+        self.trace(action)
 
     def _forget(self, position: CommandPosition) -> None:
         message = self._pulled.pop(position, None)
@@ -312,7 +305,7 @@ class Effects:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
-        self._trace(Confirmed(number, confirmation.reason))
+        self.trace(Confirmed(number, confirmation.reason))
         if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 import structlog
@@ -13,9 +14,10 @@ from bridge.contract.commands import CommandPosition
 from bridge.health import Part
 from bridge.mqtt.types import Disconnected
 from bridge.push.connection import Connection
-from bridge.push.cursor_log import CursorRewriter, CursorsAged, CursorsForgotten, Stored
+from bridge.push.cursor_log import CursorRewriter, Cursors, CursorsAged, CursorsForgotten, Stored
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
+from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource, Seen
@@ -26,6 +28,7 @@ from bridge.push.request_log import Asked, Found
 from bridge.push.threads import Budget
 from bridge.push.tracing import Tracer
 from bridge.settings import Settings
+from bridge.unreadable import leave_out
 
 __all__ = ["Owner", "RetentionMover", "RetentionPosition", "WallClock"]
 
@@ -151,51 +154,56 @@ log = structlog.get_logger("push")
 _SHOWN: Final = 200
 
 
+@dataclass(eq=False)
 class Owner:
     """The owner of one partition; all of it runs on the partition's thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        connection: Connection,
-        source: CommandSource,
-        core: Partition,
-        rewriter: CursorRewriter,
-        budget: Budget,
-        secret: bytes,
-        metrics: PartitionMetrics,
-        part: Part,
-        payloads: Payloads,
-        clock: WallClock,
-        trace: str,
-    ) -> None:
-        """``secret`` is the partition's, by which it verifies the positions that devices send."""
-        self._settings = settings
-        self._connection = connection
-        self._source = source
-        self._core = core
-        self._rewriter = rewriter
-        self._budget = budget
-        self._metrics = metrics
-        self._part = part
-        self._payloads = payloads
-        self._clock = clock
+    _settings: Settings
+    _connection: Connection
+    _source: CommandSource
+    _cursors: InitVar[Cursors]
+    _budget: Budget
+    _metrics: PartitionMetrics
+    _part: Part
+    _payloads: Payloads
+    _trace: str
+
+    def __post_init__(self, cursors: Cursors) -> None:
+        settings, connection = self._settings, self._connection
         self._log = connection.log
+        self._clock = WallClock()
         self._next_look = 0.0
+        self._rewriter = CursorRewriter(self._log.cursors)
+        self._rewriter.taken_over(cursors, self._source.last)
+        core = self._core = Partition(
+            self._log.partition,
+            limits_of(settings.push),
+            cursors.by_device,
+            None if cursors.clean else self._source.last,
+            cursors.parked,
+            owner=connection.ownership.name,
+            now_us=time.time_ns() // 1000,
+            left_us=cursors.left_us,
+        )
+        for key, why in core.parking.unread:
+            lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
+            leave_out(self._log.cursors.topic, lost, key=key)
         every_s, now = settings.push.offline.relocate_after, time.monotonic()
-        self._retention = RetentionMover(core, source.puller, source.last, every_s=every_s, now=now)
+        self._retention = RetentionMover(core, self._source.puller, self._source.last, every_s=every_s, now=now)
         self._effects = Effects(
             settings,
             core,
             connection.link,
-            connection.log,
-            source,
-            budget,
-            metrics.all,
+            self._log,
+            self._source,
+            self._budget,
+            self._metrics.all,
             self._ask,
-            PositionTags(secret, connection.log.partition),
-            Tracer(trace, core, connection.log.partition, settings.push.confirm).see if trace else None,
+            PositionTags(cursors.secret, self._log.partition),
         )
+        if self._trace:
+            tracer = Tracer(self._trace, core, self._log.partition, settings.push.confirm)
+            self._effects.trace = tracer.see
 
     def _ask(self, position: CommandPosition) -> bytes | None:
         return self._payloads.ask(position, lambda at, payload: self._connection.post(PayloadCame(at, payload)))
@@ -204,8 +212,14 @@ class Owner:
 
     def begin(self) -> None:
         """Take over the connection, and what came on it before."""
-        self._connection.owner = self
-        self._connection.inbound.serve(self._core, self._effects.answered)
+        connection = self._connection
+        connection.owner = self
+        connection.inbound.serve(self._core, self._effects.answered)
+        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
+        connection.ownership.begin(connection.link.epoch)
+        self._metrics.all.counters["takeovers"].inc()
+        self._metrics.owner(True)
+        log.info("partition is ours", partition=self._log.partition, devices=len(self._core.devices.cursors))
 
     def run(self, stopping: threading.Event) -> None:
         """Push until the process stops, or the clock is set back; then wait for what is under way.

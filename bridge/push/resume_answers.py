@@ -89,22 +89,17 @@ class _Answer:
     """So often the broker did not confirm it, and confirmed what was sent later."""
 
 
+@dataclass(eq=False)
 class Answers:
     """The answers of one session, published in a window. ``ended`` is called when the broker has one, or cannot have it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        link: Link,
-        flights: Flights,
-        partition_log: PartitionLog,
-        ended: Callable[[int], None],
-    ) -> None:
-        self._settings = settings
-        self._link = link
-        self._flights = flights
-        self._log = partition_log
-        self._ended = ended
+    _settings: Settings
+    _link: Link
+    _flights: Flights
+    _log: PartitionLog
+    _ended: Callable[[int], None]
+
+    def __post_init__(self) -> None:
         self._answers: dict[int, _Answer] = {}
         self._waiting: deque[int] = deque()  # not published on this connection
         self._out: set[int] = set()  # published, and not confirmed
@@ -240,27 +235,22 @@ class Answers:
         self._ended(token)
 
 
+@dataclass(eq=False)
 class ResumeRequests:
     """The resume requests of one session; all of it runs on the partition's thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        core: Partition,
-        link: Link,
-        partition_log: PartitionLog,
-        source: CommandSource,
-        metrics: PushMetrics,
-        tags: PositionTags,
-    ) -> None:
-        self._settings = settings
-        self._core = core
-        self._log = partition_log
-        self._source = source
-        self._metrics = metrics
-        self._tags = tags
-        self._rate = RefusalRate(settings.push.resume.refusals_per_second, settings.push.resume.interval)
-        self.answers = Answers(settings, link, core.flights, partition_log, self._done)
+    _settings: Settings
+    _core: Partition
+    _link: Link
+    _log: PartitionLog
+    _source: CommandSource
+    _metrics: PushMetrics
+    _tags: PositionTags
+
+    def __post_init__(self) -> None:
+        resume = self._settings.push.resume
+        self._rate = RefusalRate(resume.refusals_per_second, resume.interval)
+        self.answers = Answers(self._settings, self._link, self._core.flights, self._log, self._done)
         self._count = 0
         self._messages: dict[int, MessageId] = {}  # requests that are not acknowledged
         self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer

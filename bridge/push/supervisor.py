@@ -27,16 +27,14 @@ from bridge.errors import (
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.push.connection import Connection
-from bridge.push.cursor_log import CursorRewriter, CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorsAged, CursorsForgotten
 from bridge.push.groups.payloads import Payloads
 from bridge.push.limits import Limits, limits_of
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.owner import Owner, WallClock
-from bridge.push.partition import Partition
+from bridge.push.owner import Owner
 from bridge.push.partition_log import CommandSource
 from bridge.push.threads import Budget
 from bridge.settings import Settings
-from bridge.unreadable import leave_out
 
 __all__ = ["PartitionSupervisor", "Session"]
 
@@ -85,7 +83,6 @@ class Session:
         self._stopping = stopping
         self._payloads = payloads
         self._trace = trace
-        self._clock = WallClock()
         self._connection = Connection(settings, partition, metrics, part, stopping)
         self.post, self.wake = self._connection.post, self._connection.wake
         self.owns = False
@@ -136,41 +133,10 @@ class Session:
         source = self._subscribe(budget, limits)
         if source is None:
             return None
-        rewriter = CursorRewriter(connection.log.cursors)
-        rewriter.taken_over(cursors, source.last)
-        core = Partition(
-            self._partition,
-            limits,
-            cursors.by_device,
-            None if cursors.clean else source.last,
-            cursors.parked,
-            owner=ownership.name,
-            now_us=time.time_ns() // 1000,
-            left_us=cursors.left_us,
-        )
-        for key, why in core.parking.unread:
-            lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
-            leave_out(connection.log.cursors.topic, lost, key=key)
         owner = Owner(
-            settings,
-            connection,
-            source,
-            core,
-            rewriter,
-            budget,
-            cursors.secret,
-            self._metrics,
-            self._part,
-            self._payloads,
-            self._clock,
-            self._trace,
+            settings, connection, source, cursors, budget, self._metrics, self._part, self._payloads, self._trace
         )
         owner.begin()
-        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
-        ownership.begin(connection.link.epoch)
-        self._metrics.all.counters["takeovers"].inc()
-        self._metrics.owner(True)
-        log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
         return owner
 
     def _subscribe(self, budget: Budget, limits: Limits) -> CommandSource | None:
