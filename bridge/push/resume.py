@@ -39,11 +39,11 @@ from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import GONE, SEGMENT_IDS, Parked, ParkedId
 from bridge.push.states import Mode
 
-__all__ = ["FOUND_WIDTH", "Resume"]
+__all__ = ["FOUND_WIDTH", "SERVED_AT_ONCE", "Resume"]
 
 FOUND_WIDTH: Final = 4
 """Numbers of a command that was found: ledger, entry, index, and when it expires in ms since the epoch."""
-_AT_ONCE: Final = 16
+SERVED_AT_ONCE: Final = 16
 """Requests that are served at a time, so that what was found for them stays small."""
 _REMEMBERED_BYTES: Final = 16 * 1024 * 1024
 _BEYOND: Final = "there is no such command yet: this position is after the last one"
@@ -106,7 +106,7 @@ class Resume:
     @property
     def next_time_us(self) -> int | None:
         """When the next request may be served, None without one."""
-        return self._times[0][0] if self._times and len(self._served) < _AT_ONCE else None
+        return self._times[0][0] if self._times and len(self._served) < SERVED_AT_ONCE else None
 
     def asked(self, request: ResumeRequest, now_us: int) -> ResumeAnswer | None:
         """A device asks for everything after a position. Returns the answer if there is nothing to send."""

@@ -1,7 +1,7 @@
 """Resume requests of devices, and their answers over MQTT: the shell of ``resume``.
 
 A request is acknowledged when the MQTT broker has its answer; answers that were under way when the connection was lost are
-sent again on the next one. Answers have a small window of their own beside that of the commands. Every client may send
+sent again on the next one. The link has room for answers beside the window of the commands. Every client may send
 requests that push refuses, and each refusal costs a publish: so a device gets one refusal in ``every_s``, and all devices of
 a partition together ``per_s`` in a second (H47). A name to which no command was ever sent gets no answer, because the topic
 of an answer may last at the broker.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +36,7 @@ from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked, Found
+from bridge.push.resume import SERVED_AT_ONCE
 from bridge.settings import Settings
 
 __all__ = ["ANSWERS_AT_ONCE", "Answers", "RefusalRate", "ResumeRequests"]
@@ -44,10 +44,10 @@ __all__ = ["ANSWERS_AT_ONCE", "Answers", "RefusalRate", "ResumeRequests"]
 log = structlog.get_logger("push")
 
 _SHOWN: Final = 100
-ANSWERS_AT_ONCE: Final = 16
-"""Answers that the MQTT broker has not confirmed, beside the commands."""
-_WAITING: Final = 100
-"""Answers that wait for room; with more of them refusals are dropped."""
+ANSWERS_AT_ONCE: Final = 64
+"""Answers that the MQTT broker has not confirmed, beside the commands: those to requests that are served, and refusals."""
+_REFUSED_AT_ONCE: Final = ANSWERS_AT_ONCE - SERVED_AT_ONCE
+"""With more answers refusals are dropped."""
 _RATE_BYTES: Final = 1024 * 1024
 
 
@@ -91,7 +91,7 @@ class _Answer:
 
 @dataclass(eq=False)
 class Answers:
-    """The answers of one session, published in a window. ``ended`` is called when the broker has one, or cannot have it."""
+    """The answers of one session. ``ended`` is called when the broker has one, or cannot have it."""
 
     _settings: Settings
     _link: Link
@@ -101,8 +101,6 @@ class Answers:
 
     def __post_init__(self) -> None:
         self._answers: dict[int, _Answer] = {}
-        self._waiting: deque[int] = deque()  # not published on this connection
-        self._out: set[int] = set()  # published, and not confirmed
         self._suspects: list[int] = []  # each goes alone, on a connection that has lived for a while
         self._sent = 0
         self._newest = 0  # the last one that the broker confirmed
@@ -113,14 +111,14 @@ class Answers:
 
     @property
     def full(self) -> bool:
-        """Whether too many answers wait."""
-        return len(self._waiting) >= _WAITING
+        """Whether no further refusal may be sent."""
+        return len(self._answers) >= _REFUSED_AT_ONCE
 
     def add(self, token: int, topic: str, payload: bytes) -> None:
         """Publish an answer."""
         self._answers[token] = _Answer(topic, payload)
-        self._waiting.append(token)
-        self._fill_window()
+        if self._link.connected and self._epoch == self._link.epoch:
+            self._publish(token)
 
     def link_up(self) -> None:
         """The connection is up and ours: what was not answered is answered on it, or given up."""
@@ -128,16 +126,13 @@ class Answers:
             return
         self._epoch = self._link.epoch
         self._up_at = time.monotonic()
-        self._out.clear()
-        self._waiting.clear()
         for token, answer in list(self._answers.items()):
             if max(answer.closes, answer.silences) >= CLOSES:
                 self._give_up(token, answer)
             elif answer.closes or answer.silences:
                 self._suspects.append(token)
             else:
-                self._waiting.append(token)
-        self._fill_window()
+                self._publish(token)
 
     def link_down(self, event: Disconnected) -> bool:
         """The connection ended: what was sent on it is sent again on the next one.
@@ -181,14 +176,7 @@ class Answers:
         if all(at is None or now - at >= AT_ONCE_S for at in sent):
             self._publish(self._suspects.pop(0))
 
-    def _fill_window(self) -> None:
-        while self._waiting and len(self._out) < ANSWERS_AT_ONCE:
-            if not self._link.connected or self._epoch != self._link.epoch:
-                return
-            self._publish(self._waiting.popleft())
-
     def _publish(self, token: int) -> None:
-        self._out.add(token)
         answer = self._answers[token]
         self._link.publish(
             answer.topic,
@@ -227,11 +215,9 @@ class Answers:
         self._flights.broker_answered()
         reach("resume_after_answer")
         self._end(token)
-        self._fill_window()
 
     def _end(self, token: int) -> None:
         self._answers.pop(token, None)
-        self._out.discard(token)
         self._ended(token)
 
 
