@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -36,7 +36,6 @@ from bridge.push.actions import (
 from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
-from bridge.push.groups.payloads import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource, PartitionLog
@@ -53,6 +52,7 @@ __all__ = ["Effects"]
 log = structlog.get_logger("push")
 
 _SHOWN: Final = 200
+_GONE: Final = "the payload of the group command is not in Pulsar any more"
 
 
 @dataclass(eq=False)
@@ -73,8 +73,9 @@ class Effects:
     def __post_init__(self) -> None:
         self.trace: Callable[[object], None] = lambda _step: None
         """Sees each step of a command (``Tracer.see``)."""
-        self._indexed = Indexed(self._ask)
-        self._came: deque[Iterator[Push | Lost]] = deque()  # what waits no more but for room in the window
+        # Of group commands, by position; a device has one push that is wanted, so each waits by itself.
+        self._waiting: defaultdict[CommandPosition, list[Push]] = defaultdict(list)
+        self._came: deque[tuple[Push, bytes | None]] = deque()  # what waits no more but for room in the window
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
         self.resume = ResumeRequests(
@@ -180,10 +181,10 @@ class Effects:
         elif isinstance(token, StoreReceipt):
             reach("after_receipt")
             self._metrics.stored(token.receipt)
-            core.receipt_stored(token.position)
+            core.settlement.receipt_stored(token.position)
         elif isinstance(token, DeadLetter):
             self._metrics.counters["dead_letters"].inc()
-            core.dead_letter_stored(token.position)
+            core.settlement.dead_letter_stored(token.position)
 
     def begin(self, action: Action) -> None:
         """Begin one action."""
@@ -217,14 +218,16 @@ class Effects:
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""
-        self._came.append(self._indexed.came(position, payload))
+        self._came += [(push, payload) for push in self._waiting.pop(position, [])]
         self._hand_on()
 
     def _push(self, push: Push) -> None:
-        ready = list(self._indexed.add(push))
-        for one in ready:
-            self._publish(one)
-        if not ready:
+        ref = push.command.ref
+        payload = push.command.payload if ref is None else self._ask(ref.position)
+        if payload is not None:
+            self._publish(push, payload)
+        elif ref is not None:
+            self._waiting[ref.position].append(push)
             self._core.flights.stall(push.number)
             self._link.wake()  # another device's command may go instead
         self._hand_on()
@@ -232,20 +235,18 @@ class Effects:
     def _hand_on(self) -> None:
         """Make the pushes whose payload came, as far as the window has room: thousands may have waited for one."""
         while self._came and self._core.flights.has_room:
-            one = next(self._came[0], None)
-            if one is None:
-                self._came.popleft()
-            elif isinstance(one, Lost):
-                self._core.delivery.lose_payload(one.number, GONE)
+            push, payload = self._came.popleft()
+            if payload is None:
+                self._core.delivery.lose_payload(push.number, _GONE)
                 self._link.wake()
-            elif self._core.delivery.may_go(one.number, time.time_ns() // 1000):
-                self._publish(one)
+            elif self._core.delivery.may_go(push.number, time.time_ns() // 1000):
+                self._publish(push, payload)
             else:
                 self._link.wake()
 
     def link_down(self, event: Disconnected) -> bool:
         """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
-        self._indexed.forget()
+        self._waiting.clear()
         self._came.clear()
         return self.resume.answers.link_down(event)
 
@@ -266,18 +267,18 @@ class Effects:
         )
         self._log.write_dead_letter(action.device, payload, properties, action)
 
-    def _publish(self, push: Push) -> None:
+    def _publish(self, push: Push, payload: bytes) -> None:
         command = push.command
         made = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
         qos = max(1, command.qos)  # PUBACK is what moves the cursor
-        size = len(command.payload)
+        size = len(payload)
         broker, properties = self._link.granted, made.properties
         why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
         if why is None:
             try:
                 self._link.publish(
                     made.topic,
-                    command.payload,
+                    payload,
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
