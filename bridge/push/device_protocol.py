@@ -18,7 +18,6 @@ device. ``earliest``, for all that Pulsar still has, proves nothing: push refuse
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.contract import (
@@ -101,8 +100,7 @@ def parse_answer(message: Message, topic: str, partition: int) -> DeviceAnswer |
     return DeviceAnswer(found.position, found.tag, message.payload, failed)
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A PUBLISH to be made."""
 
     topic: str

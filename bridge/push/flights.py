@@ -51,6 +51,9 @@ class _Fault:
     silences: int = 0
 
 
+_NO_FAULT: Final = _Fault()
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """A push without a PUBACK so far."""
@@ -134,7 +137,7 @@ class Flights:
 
     def set_aside(self, device: Device, tracked: TrackedCommand) -> bool:
         """Have a suspect command wait to go alone. Returns whether it is one."""
-        if not self._is_suspect(tracked):
+        if not self._fault_of(tracked).alone:
             return False
         self._aside[device.name] = device
         return True
@@ -143,9 +146,9 @@ class Flights:
         """Return whether a command that the broker did not answer before waits for others of this kind: they get half
         the window at most.
         """
-        if not self._is_silent(tracked):
+        if not self._fault_of(tracked).silences:
             return False
-        silent = sum(1 for flight in self._flights.values() if self._is_silent(flight.tracked))
+        silent = sum(1 for flight in self._flights.values() if self._fault_of(flight.tracked).silences)
         return silent >= max(1, self._limits.window // 2)
 
     def begin(self, device: Device, tracked: TrackedCommand, now_us: int) -> int:
@@ -154,7 +157,7 @@ class Flights:
         size = tracked.command.size
         self._flights[self.pushes] = Flight(device, tracked, size, now_us)
         self._bytes += size
-        self._lone = self.pushes if self._is_suspect(tracked) else 0
+        self._lone = self.pushes if self._fault_of(tracked).alone else 0
         return self.pushes
 
     def sent(self, number: int, now_us: int) -> None:
@@ -246,13 +249,8 @@ class Flights:
             if not fault.blames and not fault.silences:
                 del self._faults[position]
 
-    def _is_suspect(self, tracked: TrackedCommand) -> bool:
-        fault = self._faults.get(tracked.position)
-        return fault is not None and fault.alone
-
-    def _is_silent(self, tracked: TrackedCommand) -> bool:
-        fault = self._faults.get(tracked.position)
-        return fault is not None and fault.silences > 0
+    def _fault_of(self, tracked: TrackedCommand) -> _Fault:
+        return self._faults.get(tracked.position, _NO_FAULT)
 
     def _is_overdue(self, flight: Flight, now_us: int) -> bool:
         return flight.sent and now_us - flight.at_us >= self._limits.puback_timeout_us

@@ -196,16 +196,6 @@ class Partition:
         self.devices.look_at(device)
         self.resume.cursor_stored(device)
 
-    def receipt_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the receipt of the command at ``position``."""
-        device = self.settlement.receipt_stored(position)
-        if device is not None:
-            self.devices.sleep(device)
-
-    def dead_letter_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the dead letter of the message at ``position``."""
-        self.settlement.dead_letter_stored(position)
-
     def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
         """Pulsar has a segment, and with it the ids of ``parked``."""
         self.outbox.stored()

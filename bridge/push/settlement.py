@@ -190,18 +190,19 @@ class Settlement:
                 self._commands.acknowledge(tracked.position)
         return stored
 
-    def receipt_stored(self, position: CommandPosition) -> Device | None:
-        """Pulsar has the receipt of the command at ``position``. Returns the device of a command that was given up."""
+    def receipt_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the receipt of the command at ``position``."""
         self._outbox.stored()
         tracked = self._commands.written_at(position)
         if tracked is None:
-            return None
+            return
         device = self._devices.awake.get(tracked.command.device)
         queued = tracked.after_receipt is not None and device is not None and device.queues(tracked)
         self._noted(tracked)
         if not tracked.pulled and not (queued and tracked.maybe_had):  # else its id must be in a cursor first
             self._commands.acknowledge(position)
-        return None if tracked.given_up is None else device
+        if tracked.given_up is not None and device is not None:
+            self._devices.sleep(device)
 
     def dead_letter_stored(self, position: CommandPosition) -> None:
         """Pulsar has the dead letter of the message at ``position``."""

@@ -382,9 +382,9 @@ class PushWorld:
         if isinstance(action, StoreCursor):
             self.core.cursor_stored(action.device)
         elif isinstance(action, StoreReceipt):
-            self.core.receipt_stored(action.position)
+            self.core.settlement.receipt_stored(action.position)
         elif isinstance(action, DeadLetter):
-            self.core.dead_letter_stored(action.position)
+            self.core.settlement.dead_letter_stored(action.position)
         elif isinstance(action, StoreSegment):
             self.core.segment_stored(action.parked)
             if action.relocation:

@@ -252,12 +252,12 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
     (letter,) = core.take(NOW)
     assert isinstance(letter, DeadLetter)
     assert letter.reason.startswith("device: ")
-    core.dead_letter_stored(position)
+    core.settlement.dead_letter_stored(position)
     (receipt,) = core.take(NOW)
     assert isinstance(receipt, StoreReceipt)
     assert (receipt.receipt.state, receipt.receipt.device) == ("rejected", device[:16_384])
     assert len(receipt.receipt.encode()) < 1_000_000, "Pulsar takes it"
-    core.receipt_stored(position)
+    core.settlement.receipt_stored(position)
     assert core.take(NOW) == [Ack(position)], "and no cursor is written"
 
 

@@ -95,7 +95,7 @@ class Stand:
             self.cursors |= dict(action.records)
             core.cursor_stored(action.device)
         elif isinstance(action, StoreReceipt):
-            core.receipt_stored(action.position)
+            core.settlement.receipt_stored(action.position)
         elif isinstance(action, Copy):
             places = [CommandPosition(9000, len(self.copies) + n, -1) for n in range(len(action.positions))]
             self.copies += action.positions

@@ -58,7 +58,7 @@ def stored(core: Partition, now: int) -> list[Action]:
             elif isinstance(action, StoreSegment):
                 core.segment_stored(action.parked)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
     return found
 
 
