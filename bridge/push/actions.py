@@ -28,8 +28,14 @@ __all__ = [
 ]
 
 
+class Action:
+    """What the shell is to do."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Push:
+class Push(Action):
     """Publish the command over MQTT. Answer: ``confirmed(number, …)``, or ``link_down`` for all of them."""
 
     number: int
@@ -40,7 +46,7 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCursor:
+class StoreCursor(Action):
     """Write the device's cursor, the last of ``records``, after the others. Answer: ``cursor_stored(device)``."""
 
     device: str
@@ -49,7 +55,7 @@ class StoreCursor:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreReceipt:
+class StoreReceipt(Action):
     """Write a receipt row. Answer: ``receipt_stored(position)``."""
 
     position: CommandPosition
@@ -57,7 +63,7 @@ class StoreReceipt:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Action):
     """Write the message at ``position`` to the dead letters. Answer: ``dead_letter_stored(position)``."""
 
     position: CommandPosition
@@ -66,14 +72,14 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Action):
     """Acknowledge the message at ``position`` on the commands subscription. Push does not track it any more."""
 
     position: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSegment:
+class StoreSegment(Action):
     """Write a segment of a device's parked ids; an empty payload removes it. Answer: ``segment_stored(parked)``."""
 
     key: str
@@ -85,7 +91,7 @@ class StoreSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Action):
     """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, epoch, position, …)``."""
 
     device: str
@@ -98,7 +104,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Action):
     """Copy parked commands to the topic of relocated commands, in order. Answer: ``Relocation.copied(relocation, copies)``,
     or ``Relocation.copy_failed(relocation)``.
     """
@@ -108,7 +114,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Action):
     """A command that was pulled is settled, or waits in Pulsar again: its message is not needed any more."""
 
     position: CommandPosition
@@ -138,7 +144,7 @@ class ResumeAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class FindCommands:
+class FindCommands(Action):
     """Find the commands of a device in Pulsar: after one position, up to another. Answer: ``Resume.found``."""
 
     device: str
@@ -148,7 +154,7 @@ class FindCommands:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRequest:
+class AnswerRequest(Action):
     """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``."""
 
     request: ResumeRequest
@@ -156,26 +162,10 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DropRequest:
+class DropRequest(Action):
     """A later request of the device replaces it: acknowledge it."""
 
     request: ResumeRequest
-
-
-Action = (
-    Push
-    | StoreCursor
-    | StoreReceipt
-    | DeadLetter
-    | Ack
-    | StoreSegment
-    | Pull
-    | Copy
-    | Forget
-    | FindCommands
-    | AnswerRequest
-    | DropRequest
-)
 
 
 class Outbox:
@@ -199,33 +189,26 @@ class Outbox:
         """Add an action that no write answers."""
         self._actions.append(action)
 
+    def write(self, action: Action) -> None:
+        """Add an action that a write answers."""
+        self.writes += 1
+        self._actions.append(action)
+
     def stored(self) -> None:
         """Pulsar has answered a write."""
         self.writes -= 1
 
-    def store_cursor(self, device: str, records: tuple[tuple[str, bytes], ...]) -> None:
-        """Write a device's cursor."""
-        self._write(StoreCursor(device, records))
-
     def store_receipt(self, tracked: TrackedCommand, state: str, reason: str) -> None:
         """Write the receipt of a command, which needs its payload no more."""
-        self._write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
+        self.write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
         tracked.drop_payloads()
-
-    def store_dead_letter(self, position: CommandPosition, device: str, reason: str) -> None:
-        """Write a message to the dead letters."""
-        self._write(DeadLetter(position, device, reason))
 
     def store_segment(
         self, key: str, payload: bytes, parked: tuple[CommandPosition, ...] = (), *, relocation: int = 0
     ) -> None:
         """Write a segment."""
-        self._write(StoreSegment(key, payload, parked, relocation))
+        self.write(StoreSegment(key, payload, parked, relocation))
 
     def remove_segment(self, key: str) -> None:
         """Remove a segment."""
-        self._write(StoreSegment(key, b""))
-
-    def _write(self, action: Action) -> None:
-        self.writes += 1
-        self._actions.append(action)
+        self.write(StoreSegment(key, b""))

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -36,15 +37,13 @@ _EVERY_S: Final = 5.0
 """After a lost connection the owner reads no more than this time of records in vain."""
 
 
+@dataclass(eq=False, slots=True)
 class Proof:
     """Token of an owner record; ``epoch`` is the MQTT connection that it is for, 0 for none."""
 
-    __slots__ = ("epoch", "record", "stored")
-
-    def __init__(self, record: OwnerRecord, epoch: int) -> None:
-        self.record = record
-        self.epoch = epoch
-        self.stored = False
+    record: OwnerRecord
+    epoch: int
+    stored: bool = False
 
 
 class Ownership:

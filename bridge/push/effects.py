@@ -24,8 +24,11 @@ from bridge.mqtt.types import Confirmation, Disconnected
 from bridge.push.actions import (
     Ack,
     Action,
+    AnswerRequest,
     Copy,
     DeadLetter,
+    DropRequest,
+    FindCommands,
     Forget,
     Pull,
     Push,
@@ -207,7 +210,7 @@ class Effects:
             self._source.puller.begin(action)
         elif isinstance(action, Forget):
             self._forget(action.position)
-        else:
+        elif isinstance(action, (FindCommands, AnswerRequest, DropRequest)):
             self.resume.begin(action)
         self.trace(action)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Ack, Outbox
+from bridge.push.actions import Ack, DeadLetter, Outbox, StoreCursor
 from bridge.push.command import TrackedCommand
 from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Unproven
@@ -39,7 +39,7 @@ class Settlement:
         """A message of ``size`` bytes came that is not a valid command: dead letter, and a receipt if its id is known."""
         tracked = self._commands.add(TrackedCommand(position, command), size)
         tracked.on(CommandEvent.GIVE_UP)
-        self._outbox.store_dead_letter(position, command.device, reason)
+        self._outbox.write(DeadLetter(position, command.device, reason))
 
     def arrived(
         self, device: Device, position: CommandPosition, command: Command, now_us: int
@@ -130,7 +130,7 @@ class Settlement:
         tracked.on(CommandEvent.GIVE_UP)
         tracked.given_up = state, reason
         device.given_up.add(tracked.position)
-        self._outbox.store_dead_letter(tracked.position, device.name, reason)
+        self._outbox.write(DeadLetter(tracked.position, device.name, reason))
 
     def pass_head(self, device: Device) -> None:
         """Move the cursor over the settled head of the queue, but not over a command whose receipt is not stored."""
@@ -173,7 +173,7 @@ class Settlement:
                 del dirty[name]
                 write.under_way = True
                 write.storing, write.unstored = write.unstored, []
-                self._outbox.store_cursor(name, device.cursor.records(name))
+                self._outbox.write(StoreCursor(name, device.cursor.records(name)))
 
     def cursor_stored(self, device: Device) -> list[TrackedCommand]:
         """Pulsar has the device's cursor. Returns the commands that it passed."""
