@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -55,27 +56,23 @@ def settled_by(confirm: str, *, reports_absence: bool) -> str:
     )
 
 
+@dataclass(eq=False)
 class Inbound:
     """The subscriptions of one session; all methods are called on its thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        partition_log: PartitionLog,
-        link: Link,
-        metrics: PushMetrics,
-        changed: Callable[[], None],
-    ) -> None:
-        """``changed`` is called when ``ready`` or ``reports_absence`` did."""
-        self._settings = settings
-        self._log = partition_log
-        self._link = link
-        self._metrics = metrics
-        self._changed = changed
-        self._presence = PresenceRules(settings.push.presence.rules)
+    _settings: Settings
+    _log: PartitionLog
+    _link: Link
+    _metrics: PushMetrics
+    _changed: Callable[[], None]
+    """Called when ``ready`` or ``reports_absence`` did."""
+
+    def __post_init__(self) -> None:
+        push = self._settings.push
+        self._presence = PresenceRules(push.presence.rules)
         self._filters = list(self._presence.filters)
-        if settings.push.confirm == "device":
-            self._filters.append(answer_filter(settings.push.answers.topic, partition_log.partition))
+        if push.confirm == "device":
+            self._filters.append(answer_filter(push.answers.topic, self._log.partition))
         self._core: Partition | None = None
         self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
         # By device the latest sign, whether it is one of life, and when it came.

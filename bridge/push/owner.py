@@ -210,26 +210,22 @@ class Owner:
 
     # --- the session ---
 
-    def begin(self) -> None:
-        """Take over the connection, and what came on it before."""
-        connection = self._connection
-        connection.owner = self
-        connection.inbound.serve(self._core, self._effects.answered)
-        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
-        connection.ownership.begin(connection.link.epoch)
-        self._metrics.all.counters["takeovers"].inc()
-        self._metrics.owner(True)
-        log.info("partition is ours", partition=self._log.partition, devices=len(self._core.devices.cursors))
-
     def run(self, stopping: threading.Event) -> None:
         """Push until the process stops, or the clock is set back; then wait for what is under way.
 
         Raises FencedError or TransientError.
         """
-        core = self._core
+        core, connection, ownership = self._core, self._connection, self._connection.ownership
+        connection.owner = self
+        connection.inbound.serve(core, self._effects.answered)
+        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
+        ownership.begin(connection.link.epoch)
+        self._metrics.all.counters["takeovers"].inc()
+        self._metrics.owner(True)
+        log.info("partition is ours", partition=self._log.partition, devices=len(core.devices.cursors))
         while not stopping.is_set() and not (back_s := self._clock.set_back_s()):
             due = core.next_time_us()
-            self._connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+            connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
         if not stopping.is_set():
             log.warning(
                 "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
@@ -240,16 +236,13 @@ class Owner:
         self._source.puller.drain()
         core.drain()
         self._rewriter.drain()
-        self._drain(time.monotonic() + self._settings.push.drain)
-
-    def _drain(self, end: float) -> None:
-        ownership = self._connection.ownership
-        while not self._core.settled and not ownership.lost and time.monotonic() < end:
-            self._connection.drain_turn()
-        if self._core.clean and not ownership.lost:
+        end = time.monotonic() + self._settings.push.drain
+        while not core.settled and not ownership.lost and time.monotonic() < end:
+            connection.drain_turn()
+        if core.clean and not ownership.lost:
             proof = ownership.write(0, clean=True)
             while not proof.stored and not ownership.lost and time.monotonic() < end:
-                self._connection.drain_turn()
+                connection.drain_turn()
 
     # --- what happens on the connection ---
 
@@ -306,8 +299,10 @@ class Owner:
         effects = self._effects
         if isinstance(event, Arrived):
             effects.arrived(event.message)
+        elif isinstance(event, Stored) and event.token is CursorsForgotten:
+            self._rewriter.stored()
         elif isinstance(event, Stored):
-            self._stored(event.token)
+            effects.stored(event.token)
         elif isinstance(event, ReceiptsWritten):
             for token in self._log.receipts.written(event):
                 effects.stored(token)
@@ -330,9 +325,3 @@ class Owner:
             log.info("push writes the cursors again", partition=self._log.partition)
             self._connection.ownership.write(0)  # an owner that left no record counts as none
             self._rewriter.begin(event, self._core)
-
-    def _stored(self, token: object) -> None:
-        if token is CursorsForgotten:
-            self._rewriter.stored()
-        else:
-            self._effects.stored(token)

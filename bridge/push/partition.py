@@ -95,7 +95,7 @@ class Partition:
             limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
-        self.resume = Resume(limits, *base, self.segments, late, self.replay, self.parking, self.retention)
+        self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
         self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 

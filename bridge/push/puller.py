@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -81,34 +81,30 @@ def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
     return sorted(found.items(), key=lambda one: one[0][0])
 
 
+@dataclass(eq=False)
 class Puller:
     """Reads one partition of the commands, and the same partition of ``relocated``, the topic of relocated commands. ``post``
     and ``failed`` are called on the puller's thread.
     """
 
-    def __init__(
-        self,
-        client: PulsarClient,
-        topic: str,
-        relocated: str,
-        partition: int,
-        post: Callable[[object], None],
-        failed: Callable[[Exception], None],
-        *,
-        max_bytes: int,
-    ) -> None:
-        """It reads while it has posted less than ``max_bytes`` of payloads that were not released."""
-        self._client = client
-        self._topic = topic
-        self._relocated = relocated
-        self._partition = partition
-        self._post = post
+    _client: PulsarClient
+    _topic: str
+    _relocated: str
+    _partition: int
+    _post: Callable[[object], None]
+    failed: InitVar[Callable[[Exception], None]]
+    _: KW_ONLY
+    max_bytes: InitVar[int]
+    """It reads while it has posted less payloads that were not released."""
+
+    def __post_init__(self, failed: Callable[[Exception], None], max_bytes: int) -> None:
+        client, topic, partition = self._client, self._topic, self._partition
         self._orders: queue.SimpleQueue[Pull | Copy | Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._budget = Budget(sys.maxsize, max_bytes)
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._probing = PositionReader(client, topic, partition, over=self._closing.is_set)
-        self._copies = PositionReader(client, relocated, partition, over=self._closing.is_set)
+        self._copies = PositionReader(client, self._relocated, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
         self._thread = threading.Thread(
             target=reporting_failure(self._run, failed), name=f"push-pull-{partition}", daemon=True

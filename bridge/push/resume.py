@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -31,7 +31,7 @@ from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox, ResumeAnswer, ResumeRequest
 from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
-from bridge.push.limits import Limits
+from bridge.push.limits import ResumeLimits
 from bridge.push.parking import Parking
 from bridge.push.replay import Replay
 from bridge.push.retention import Retention
@@ -67,36 +67,28 @@ class _Served:
     first: CommandPosition | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Resume:
     """The resume requests of a partition."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        segments: SegmentLog,
-        late: LateAnswers,
-        replay: Replay,
-        parking: Parking,
-        retention: Retention,
-    ) -> None:
-        self._limits = limits.resume
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._segments = segments
-        self._late = late
-        self._replay = replay
-        self._parking = parking
-        self._retention = retention
-        self._waiting: dict[str, ResumeRequest] = {}  # for the former one of their device, and for some time
-        self._times: list[tuple[int, str]] = []  # when they may be served
-        self._began: BoundedMap[int] = BoundedMap(_REMEMBERED_BYTES, each=32)  # when a device's last one did
-        self._served: dict[str, _Served] = {}
-        self.resends_from: CommandPosition | None = None
-        """From here on Pulsar must keep what the device of the last request gets again; None if it gets nothing."""
+    _limits: ResumeLimits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _segments: SegmentLog
+    _late: LateAnswers
+    _replay: Replay
+    _parking: Parking
+    _retention: Retention
+    _waiting: dict[str, ResumeRequest] = field(default_factory=dict)
+    """For the former one of their device, and for some time."""
+    _times: list[tuple[int, str]] = field(default_factory=list)
+    """When they may be served."""
+    _began: BoundedMap[int] = field(default_factory=lambda: BoundedMap(_REMEMBERED_BYTES, each=32))
+    """When a device's last one did."""
+    _served: dict[str, _Served] = field(default_factory=dict)
+    resends_from: CommandPosition | None = None
+    """From here on Pulsar must keep what the device of the last request gets again; None if it gets nothing."""
 
     @property
     def pending(self) -> int:

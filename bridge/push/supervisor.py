@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -42,6 +43,7 @@ __all__ = ["PartitionSupervisor", "Session"]
 log = structlog.get_logger("push")
 
 
+@dataclass(eq=False)
 class Session:
     """One session of a partition: a standby that may become the owner. On the partition's thread but for ``post``, ``wake``
     and ``owns``.
@@ -63,27 +65,20 @@ class Session:
     up everything, the exclusive subscription included. Every acknowledgement comes after a cursor write's receipt.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        partition: int,
-        metrics: PartitionMetrics,
-        part: Part,
-        stopping: threading.Event,
-        payloads: Payloads,
-        trace: str = "",
-    ) -> None:
-        metrics.gauges["pending_limit"].set(settings.push.limits.pending)
-        metrics.gauges["pending_limit_bytes"].set(settings.push.limits.pending_size)
-        metrics.gauges["in_flight_limit"].set(settings.push.limits.window)
-        self._settings = settings
-        self._partition = partition
-        self._metrics = metrics
-        self._part = part
-        self._stopping = stopping
-        self._payloads = payloads
-        self._trace = trace
-        self._connection = Connection(settings, partition, metrics, part, stopping)
+    _settings: Settings
+    _partition: int
+    _metrics: PartitionMetrics
+    _part: Part
+    _stopping: threading.Event
+    _payloads: Payloads
+    _trace: str = ""
+
+    def __post_init__(self) -> None:
+        limits, gauges = self._settings.push.limits, self._metrics.gauges
+        gauges["pending_limit"].set(limits.pending)
+        gauges["pending_limit_bytes"].set(limits.pending_size)
+        gauges["in_flight_limit"].set(limits.window)
+        self._connection = Connection(self._settings, self._partition, self._metrics, self._part, self._stopping)
         self.post, self.wake = self._connection.post, self._connection.wake
         self.owns = False
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
@@ -133,11 +128,9 @@ class Session:
         source = self._subscribe(budget, limits)
         if source is None:
             return None
-        owner = Owner(
+        return Owner(
             settings, connection, source, cursors, budget, self._metrics, self._part, self._payloads, self._trace
         )
-        owner.begin()
-        return owner
 
     def _subscribe(self, budget: Budget, limits: Limits) -> CommandSource | None:
         while True:
