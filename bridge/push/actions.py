@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
@@ -129,8 +130,8 @@ class ResumeRequest:
     after: CommandPosition
     at_us: int
     """When the device sent it, in µs since the epoch."""
-    token: int
-    """By which the shell identifies it."""
+    token: Any
+    """By which the shell acknowledges it."""
 
 
 @dataclass(frozen=True, slots=True)

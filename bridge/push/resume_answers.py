@@ -73,12 +73,16 @@ class RefusalRate:
         return True
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Answer:
     """An answer that the broker does not have."""
 
+    message_id: MessageId
+    """Of its request, which is acknowledged when the broker has the answer."""
     topic: str
     payload: bytes
+    request: ResumeRequest | None
+    """The request, if its device waits for the answer; None for a refusal."""
     sent_at: float | None = None
     """When it was sent on this connection."""
     order: tuple[int, int] = (0, 0)
@@ -97,11 +101,11 @@ class Answers:
     _link: Link
     _flights: Flights
     _log: PartitionLog
-    _ended: Callable[[int], None]
+    _ended: Callable[[_Answer], None]
 
     def __post_init__(self) -> None:
-        self._answers: dict[int, _Answer] = {}
-        self._suspects: list[int] = []  # each goes alone, on a connection that has lived for a while
+        self._answers: list[_Answer] = []
+        self._suspects: list[_Answer] = []  # each goes alone, on a connection that has lived for a while
         self._sent = 0
         self._newest = 0  # the last one that the broker confirmed
         self.newest_push = 0
@@ -114,11 +118,11 @@ class Answers:
         """Whether no further refusal may be sent."""
         return len(self._answers) >= _REFUSED_AT_ONCE
 
-    def add(self, token: int, topic: str, payload: bytes) -> None:
+    def add(self, answer: _Answer) -> None:
         """Publish an answer."""
-        self._answers[token] = _Answer(topic, payload)
+        self._answers.append(answer)
         if self._link.connected and self._epoch == self._link.epoch:
-            self._publish(token)
+            self._publish(answer)
 
     def link_up(self) -> None:
         """The connection is up and ours: what was not answered is answered on it, or given up."""
@@ -126,13 +130,13 @@ class Answers:
             return
         self._epoch = self._link.epoch
         self._up_at = time.monotonic()
-        for token, answer in list(self._answers.items()):
+        for answer in list(self._answers):
             if max(answer.closes, answer.silences) >= CLOSES:
-                self._give_up(token, answer)
+                self._give_up(answer)
             elif answer.closes or answer.silences:
-                self._suspects.append(token)
+                self._suspects.append(answer)
             else:
-                self._publish(token)
+                self._publish(answer)
 
     def link_down(self, event: Disconnected) -> bool:
         """The connection ended: what was sent on it is sent again on the next one.
@@ -143,10 +147,10 @@ class Answers:
         now, timeout = time.monotonic(), self._settings.push.puback_timeout
         closed = perhaps_for_a_packet(event)
         if not event.epoch:  # the broker itself was the cause
-            for answer in self._answers.values():
+            for answer in self._answers:
                 answer.closes = 0
         any_young = False
-        for answer in self._answers.values():
+        for answer in self._answers:
             if answer.sent_at is None:
                 continue
             young = now - answer.sent_at < AT_ONCE_S
@@ -166,24 +170,23 @@ class Answers:
         """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
         self._send_suspect(now)
         before = now - self._settings.push.puback_timeout
-        sent = ((one.topic, one.sent_at) for one in self._answers.values())
+        sent = ((one.topic, one.sent_at) for one in self._answers)
         return next((topic for topic, at in sent if at is not None and at <= before), None)
 
     def _send_suspect(self, now: float) -> None:
         if not self._suspects or self._epoch != self._link.epoch or now - self._up_at < AT_ONCE_S:
             return
-        sent = (one.sent_at for one in self._answers.values())
+        sent = (one.sent_at for one in self._answers)
         if all(at is None or now - at >= AT_ONCE_S for at in sent):
             self._publish(self._suspects.pop(0))
 
-    def _publish(self, token: int) -> None:
-        answer = self._answers[token]
+    def _publish(self, answer: _Answer) -> None:
         self._link.publish(
             answer.topic,
             answer.payload,
             qos=1,
             properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
-            confirmed=partial(self._confirmed, token, answer),
+            confirmed=partial(self._confirmed, answer),
             sent=partial(self._note_sent, answer),
         )
 
@@ -192,7 +195,7 @@ class Answers:
         self._sent += 1
         answer.order = self._sent, self._flights.pushes
 
-    def _give_up(self, token: int, answer: _Answer) -> None:
+    def _give_up(self, answer: _Answer) -> None:
         did = "closes the connection at" if answer.closes >= CLOSES else "does not confirm"
         log.warning(
             f"the MQTT broker {did} the answer to a resume request, and the device gets its commands without it. Action: "
@@ -200,9 +203,9 @@ class Answers:
             mqtt_topic=answer.topic,
             partition=self._log.partition,
         )
-        self._end(token)
+        self._end(answer)
 
-    def _confirmed(self, token: int, answer: _Answer, confirmation: Confirmation) -> None:
+    def _confirmed(self, answer: _Answer, confirmation: Confirmation) -> None:
         if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker refuses the answers to resume requests. Action: allow "
@@ -214,11 +217,11 @@ class Answers:
         self._newest = max(self._newest, answer.order[0])
         self._flights.broker_answered()
         reach("resume_after_answer")
-        self._end(token)
+        self._end(answer)
 
-    def _end(self, token: int) -> None:
-        self._answers.pop(token, None)
-        self._ended(token)
+    def _end(self, answer: _Answer) -> None:
+        self._answers.remove(answer)
+        self._ended(answer)
 
 
 @dataclass(eq=False)
@@ -236,20 +239,14 @@ class ResumeRequests:
     def __post_init__(self) -> None:
         resume = self._settings.push.resume
         self._rate = RefusalRate(resume.refusals_per_second, resume.interval)
-        self.answers = Answers(self._settings, self._link, self._core.flights, self._log, self._done)
-        self._count = 0
-        self._messages: dict[int, MessageId] = {}  # requests that are not acknowledged
-        self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
+        self.answers = Answers(self._settings, self._link, self._core.flights, self._log, self._answered)
 
     def asked(self, asked: Asked) -> None:
         """Hand a request to the core, or refuse it."""
         reach("resume_after_request")
         self._metrics.counters["resume_requests"].inc()
-        self._count += 1
-        token, device, payload = self._count, asked.device, asked.payload
-        self._messages[token] = asked.message_id
-        push = self._settings.push
-        longest = self._settings.max_name_bytes
+        message_id, device, payload = asked.message_id, asked.device, asked.payload
+        push, longest = self._settings.push, self._settings.max_name_bytes
         if device is None or name_problem(device, longest) is not None or not self._log.is_ours(device):
             log.warning(
                 "push dropped a resume request, because it is in the partition of other devices. Action: see who writes to "
@@ -258,26 +255,26 @@ class ResumeRequests:
                 device="" if device is None else device[:_SHOWN],
                 shown=1,
             )
-            self._done(token)
+            self._source.acknowledge_request(message_id)
             return
         if not self._core.devices.knows(device):
             self._metrics.counters["resume_answers"].labels("unknown").inc()
-            self._done(token)
+            self._source.acknowledge_request(message_id)
             return
         try:
             text, after = read_from(
                 payload, device, self._log.partition, self._tags, earliest=push.resume.allow_earliest
             )
         except ContractError as e:
-            self._refuse(token, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
+            self._refuse(message_id, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
             return
         now_us = time.time_ns() // 1000
-        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), token)
+        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), message_id)
         answer = self._core.resume.asked(request, now_us)
         if answer is not None:
-            self._refuse(token, device, answer_payload(answer, request, self._tags))
+            self._refuse(message_id, device, answer_payload(answer, request, self._tags))
 
-    def _refuse(self, token: int, device: str, payload: bytes) -> None:
+    def _refuse(self, message_id: MessageId, device: str, payload: bytes) -> None:
         if self.answers.full or not self._rate.allows(device, time.monotonic()):
             self._metrics.counters["resume_answers"].labels("dropped").inc()
             log.warning(
@@ -288,10 +285,10 @@ class ResumeRequests:
                 device=device[:_SHOWN],
                 shown=1,
             )
-            self._done(token)
+            self._source.acknowledge_request(message_id)
             return
         self._metrics.counters["resume_answers"].labels("error").inc()
-        self._answer(token, device, payload)
+        self._answer(message_id, device, payload, None)
 
     def found(self, event: Found) -> None:
         """Hand on what was found in Pulsar."""
@@ -307,26 +304,22 @@ class ResumeRequests:
             self._source.find(action)
         elif isinstance(action, DropRequest):
             self._metrics.counters["resume_answers"].labels("superseded").inc()
-            self._done(action.request.token)
+            self._source.acknowledge_request(action.request.token)
         else:
             reach("resume_after_store")
             request, answer = action.request, action.answer
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
             self._metrics.counters["resume_answers"].labels(result).inc()
-            self._served[request.token] = request
-            self._answer(request.token, request.device, answer_payload(answer, request, self._tags))
+            self._answer(request.token, request.device, answer_payload(answer, request, self._tags), request)
 
-    def _answer(self, token: int, device: str, payload: bytes) -> None:
-        topic = f"{self._settings.push.resume.answer_topic}/{device}"
-        if publish_topic_problem(topic) is not None:
-            self._done(token)
+    def _answer(self, message_id: MessageId, device: str, payload: bytes, request: ResumeRequest | None) -> None:
+        answer = _Answer(message_id, f"{self._settings.push.resume.answer_topic}/{device}", payload, request)
+        if publish_topic_problem(answer.topic) is not None:
+            self._answered(answer)
         else:
-            self.answers.add(token, topic, payload)
+            self.answers.add(answer)
 
-    def _done(self, token: int) -> None:
-        request = self._served.pop(token, None)
-        if request is not None:
-            self._core.request_answered(request)
-        message_id = self._messages.pop(token, None)
-        if message_id is not None:
-            self._source.acknowledge_request(message_id)
+    def _answered(self, answer: _Answer) -> None:
+        if answer.request is not None:
+            self._core.request_answered(answer.request)
+        self._source.acknowledge_request(answer.message_id)
