@@ -126,23 +126,18 @@ class Tracer:
                 self._log("acked", position)
                 if (one := self._known.get(position)) is not None and not one.parked:
                     del self._known[position]
-            case Stored(token):
-                self._stored(token)
-
-    def _stored(self, token: object) -> None:
-        match token:
-            case StoreCursor():
-                for position in self._covered.pop(token.device, []):
+            case Stored(StoreCursor() as cursor):
+                for position in self._covered.pop(cursor.device, []):
                     self._log("cursor", position)
-            case StoreSegment():
-                for position in token.parked:
+            case Stored(StoreSegment() as segment):
+                for position in segment.parked:
                     self._log("parked", position)
                     if position in self._known:
                         self._known[position].parked = True
-            case StoreReceipt():
-                self._log("receipt", token.position, state=token.receipt.state)
-            case DeadLetter():
-                self._log("dead letter", token.position)
+            case Stored(StoreReceipt() as stored):
+                self._log("receipt", stored.position, state=stored.receipt.state)
+            case Stored(DeadLetter() as letter):
+                self._log("dead letter", letter.position)
 
     def _begin(self, position: CommandPosition, command_id: str, device: str, since_us: int = 0) -> None:
         """Trace the command from now on, if it is one of those that are wanted."""
