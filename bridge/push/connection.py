@@ -225,6 +225,7 @@ class Connection(LinkHandler):
         proven = self.link.connected and self.ownership.proven_epoch == self.link.epoch
         if proven and self.inbound.ready and self.owner is not None:
             self.owner.link_up()
+            self._part.ready()
 
     def close(self) -> None:
         """Close the link and everything of Pulsar."""

@@ -11,7 +11,6 @@ from typing import Final
 import structlog
 
 from bridge.contract.commands import CommandPosition
-from bridge.health import Part
 from bridge.mqtt.types import Disconnected
 from bridge.push.connection import Connection
 from bridge.push.cursor_log import CursorRewriter, Cursors, CursorsAged, CursorsForgotten, Stored
@@ -164,7 +163,6 @@ class Owner:
     _cursors: InitVar[Cursors]
     _budget: Budget
     _metrics: PartitionMetrics
-    _part: Part
     _payloads: Payloads
     _trace: str
 
@@ -255,7 +253,6 @@ class Owner:
         """The connection is up and ours: send."""
         self._core.link_up(reports_absence=self._connection.inbound.reports_absence)
         self._effects.resume.answers.link_up()
-        self._part.ready()
 
     def link_down(self, event: Disconnected) -> None:
         """The connection ended, or an attempt to connect failed."""

@@ -16,7 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -93,7 +93,6 @@ class Puller:
     _partition: int
     _post: Callable[[object], None]
     failed: InitVar[Callable[[Exception], None]]
-    _: KW_ONLY
     max_bytes: InitVar[int]
     """It reads while it has posted less payloads that were not released."""
 

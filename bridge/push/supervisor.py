@@ -128,9 +128,7 @@ class Session:
         source = self._subscribe(budget, limits)
         if source is None:
             return None
-        return Owner(
-            settings, connection, source, cursors, budget, self._metrics, self._part, self._payloads, self._trace
-        )
+        return Owner(settings, connection, source, cursors, budget, self._metrics, self._payloads, self._trace)
 
     def _subscribe(self, budget: Budget, limits: Limits) -> CommandSource | None:
         while True:
