@@ -27,8 +27,10 @@ class CommandRegistry:
         self._limits = limits
         self._outbox = outbox
         self._unacknowledged: dict[CommandPosition, TrackedCommand] = {}
-        self._bytes = 0
-        self._pulled: dict[CommandPosition, TrackedCommand] = {}
+        self.pending_bytes = 0
+        """The payloads of messages that were received from Pulsar and not acknowledged."""
+        self.pulled: dict[CommandPosition, TrackedCommand] = {}
+        """Parked commands that were read and are not settled."""
         self._deadlines: list[tuple[int, CommandPosition, int]] = []  # of answers; the attempt they are for
         self.awaited = 0
         """Commands that the broker has confirmed and the device has not answered in its time so far."""
@@ -41,15 +43,10 @@ class CommandRegistry:
         return len(self._unacknowledged)
 
     @property
-    def pending_bytes(self) -> int:
-        """The payloads of these, in bytes."""
-        return self._bytes
-
-    @property
     def full(self) -> bool:
         """Whether push receives nothing more from Pulsar, for any device."""
         limits = self._limits
-        return len(self._unacknowledged) >= limits.pending or self._bytes >= limits.pending_bytes
+        return len(self._unacknowledged) >= limits.pending or self.pending_bytes >= limits.pending_bytes
 
     @property
     def last(self) -> CommandPosition:
@@ -83,37 +80,20 @@ class CommandRegistry:
         """Track a message until it is acknowledged. ``size`` is that of its payload if the command lacks it."""
         tracked.size = len(tracked.command.payload) if size is None else size
         self._unacknowledged[tracked.position] = tracked
-        self._bytes += tracked.size
+        self.pending_bytes += tracked.size
         return tracked
 
     def acknowledge(self, position: CommandPosition) -> TrackedCommand:
         """Acknowledge a message, which is not tracked any more."""
         tracked = self._unacknowledged.pop(position)
-        self._bytes -= tracked.size
+        self.pending_bytes -= tracked.size
         tracked.size = 0
         self._outbox.add(Ack(position))
         return tracked
 
-    def add_pulled(self, tracked: TrackedCommand) -> None:
-        """Track a parked command that was read by position."""
-        self._pulled[tracked.position] = tracked
-
-    def remove_pulled(self, position: CommandPosition) -> None:
-        """Stop tracking a parked command: it is settled, or waits in Pulsar again."""
-        del self._pulled[position]
-
-    def pulled(self, position: CommandPosition) -> TrackedCommand | None:
-        """Return the parked command that was read, None without one."""
-        return self._pulled.get(position)
-
-    @property
-    def pulled_count(self) -> int:
-        """Parked commands that were read and are not settled."""
-        return len(self._pulled)
-
     def at(self, position: CommandPosition) -> TrackedCommand | None:
         """Return the command that may be in flight at ``position``."""
-        return self._pulled.get(position) or self._unacknowledged.get(position)
+        return self.pulled.get(position) or self._unacknowledged.get(position)
 
     def written_at(self, position: CommandPosition) -> TrackedCommand | None:
         """Return the command that a receipt or dead letter was written for: of two, the first to come wrote first. None
@@ -122,7 +102,7 @@ class CommandRegistry:
         tracked = self._unacknowledged.get(position)
         if tracked is not None and tracked.state is not CommandState.PARKED:
             return tracked
-        return self._pulled.get(position)
+        return self.pulled.get(position)
 
     def await_answer(self, tracked: TrackedCommand, due_us: int) -> None:
         """The broker confirmed a command, its device is to answer until ``due_us``."""
@@ -199,12 +179,10 @@ class LateAnswers:
 
     def settle(self, tracked: TrackedCommand) -> bool:
         """Give a pulled command the answer that came before it. Returns whether there was one."""
-        attempt = self._attempts.pop(tracked.position, None)
         answer = self._answers.pop(tracked.position, None)
         if answer is None:
-            if attempt is not None:
-                self._attempts[tracked.position] = attempt
             return False
+        attempt = self._attempts.pop(tracked.position, None)
         if attempt is not None:
             tracked.attempts = max(tracked.attempts, attempt.attempts)
             tracked.pushed_at_us, tracked.confirmed_at_us = attempt.pushed_at_us, attempt.confirmed_at_us

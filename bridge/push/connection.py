@@ -9,7 +9,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -27,52 +28,22 @@ from bridge.push.receipt_log import ReceiptsWritten
 from bridge.push.resume_answers import ANSWERS_AT_ONCE
 from bridge.settings import Settings
 
-__all__ = ["Connection", "OwnRecord", "Ownership", "Proof", "Receiver"]
+if TYPE_CHECKING:
+    from bridge.push.owner import Owner
+
+__all__ = ["Connection", "Ownership", "Proof"]
 
 _EVERY_S: Final = 5.0
 """After a lost connection the owner reads no more than this time of records in vain."""
 
 
-class OwnRecord:
-    """The last record that no successor's record can precede."""
-
-    def __init__(self) -> None:
-        self.record: MessageId | None = None
-        self._asked: tuple[int, MessageId] | None = None
-        self._seen: MessageId | None = None
-        self._next = 0.0
-
-    def question(self, stored: MessageId | None, now: float) -> MessageId | None:
-        """Return the record for which the broker is to be pinged now, None for none. ``stored``: the last one stored."""
-        if stored is None or stored is self._seen or self._asked is not None or now < self._next:
-            return None
-        return stored
-
-    def asked(self, number: int, stored: MessageId, now: float) -> None:
-        """Ping ``number`` of this connection was sent after ``stored`` was."""
-        self._asked = number, stored
-        self._seen = stored
-        self._next = now + _EVERY_S
-
-    def answered(self, count: int) -> None:
-        """The broker has answered so many pings on this connection."""
-        if self._asked is not None and count >= self._asked[0]:
-            self.record, self._asked = self._asked[1], None
-
-    def lost(self) -> None:
-        """The connection has ended, without further answers."""
-        self._asked = self._seen = None
-
-
+@dataclass(eq=False, slots=True)
 class Proof:
     """Token of an owner record; ``epoch`` is the MQTT connection that it is for, 0 for none."""
 
-    __slots__ = ("epoch", "record", "stored")
-
-    def __init__(self, record: OwnerRecord, epoch: int) -> None:
-        self.record = record
-        self.epoch = epoch
-        self.stored = False
+    record: OwnerRecord
+    epoch: int
+    stored: bool = False
 
 
 class Ownership:
@@ -89,36 +60,36 @@ class Ownership:
 
     def __init__(self, cursors: CursorLog) -> None:
         self._cursors = cursors
-        self._name = uuid.uuid4().hex
+        self.name = uuid.uuid4().hex
+        """A name that no other session has."""
+        self._token = f"{socket.gethostname()}/{os.getpid()}/{self.name}"
         self._serial = 0
-        self._own = OwnRecord()
-        self._read_to: MessageId | None = None
+        self._idle = True
+        self.first = OwnerRecord(self._token, 1)
+        """The first record of this session."""
+        self.own: MessageId | None = None
+        """The last record that no successor's record can precede."""
+        self._asked: tuple[int, MessageId] | None = None  # a ping without answer, and what was stored before it
+        self._asked_for: MessageId | None = None  # the last record for which the broker was pinged on this connection
+        self._next_ping = 0.0
         self._connected = False
         self.proven_epoch = 0
         """The connection for which Pulsar has confirmed the ownership."""
         self.lost = False
         """The connection was lost: no further connect before Pulsar confirms the ownership."""
 
-    @property
-    def name(self) -> str:
-        """A name that no other session has."""
-        return self._name
-
-    @property
-    def _token(self) -> str:
-        return f"{socket.gethostname()}/{os.getpid()}/{self._name}"
-
-    @property
-    def first(self) -> OwnerRecord:
-        """The first record of this session."""
-        return OwnerRecord(self._token, 1)
-
     def write(self, epoch: int, *, clean: bool = False) -> Proof:
         """Write an owner record; its ``Proof`` is the token of the ``Stored`` that follows."""
         self._serial += 1
-        proof = Proof(OwnerRecord(self._token, self._serial, clean), epoch)
+        proof = Proof(OwnerRecord(self._token, self._serial, clean, self._idle), epoch)
         self._cursors.write_record(OWNER_KEY, proof.record.encode(), proof)
         return proof
+
+    def begin(self, epoch: int) -> None:
+        """Have commands sent on the connection ``epoch`` once the record that this writes is stored."""
+        self._idle = False
+        self.proven_epoch = 0
+        self.write(epoch)
 
     def connected(self, epoch: int) -> None:
         """An MQTT connection was accepted: prove the ownership on it."""
@@ -126,31 +97,29 @@ class Ownership:
         self.write(epoch)
 
     def disconnected(self) -> None:
-        """The MQTT connection ended, or an attempt failed."""
+        """The MQTT connection ended, without further answers, or an attempt failed."""
         self.lost = self.lost or self._connected
         self._connected = False
-        self._own.lost()
-
-    def read(self, until: MessageId) -> None:
-        """The cursors were read up to our record ``until``."""
-        self._own.record = self._read_to = until
+        self._asked = self._asked_for = None
 
     def accept(self, proof: Proof) -> None:
         """Pulsar has stored an owner record. Raises FencedError if another process has owned the partition since."""
-        if self._read_to is not None:
-            start = self._own.record or self._read_to
-            if self._cursors.replaced_since(start, proof.record):
-                raise FencedError("another process owned it in between")
+        if self.own is not None and self._cursors.replaced_since(self.own, proof.record):
+            raise FencedError("another process owned it in between")
         proof.stored = True
-        if proof.epoch:
+        if proof.epoch and proof.record.idle is self._idle:
             self.proven_epoch = proof.epoch
 
     def ping(self, link: Link, now: float) -> None:
         """Ask the broker, now and then, whether the connection is alive, to prove the last stored record."""
-        self._own.answered(link.keepalive.answered)
-        stored = self._own.question(self._cursors.last_stored, now)
-        if stored is not None:
-            self._own.asked(link.ping(), stored, now)
+        if self._asked is not None and link.keepalive.answered >= self._asked[0]:
+            self.own, self._asked = self._asked[1], None
+        stored = self._cursors.last_stored
+        if stored is None or stored is self._asked_for or self._asked is not None or now < self._next_ping:
+            return
+        self._asked = link.ping(), stored
+        self._asked_for = stored
+        self._next_ping = now + _EVERY_S
 
 
 log = structlog.get_logger("push")
@@ -159,30 +128,6 @@ _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
 _GATHER_S: Final = 0.005
 """The answers of Pulsar are handled together: unlike commands, cursors and receipts are not urgent."""
-
-
-class Receiver:
-    """What happens on a connection, for its user; all on the partition's thread. This one ignores it: a standby."""
-
-    owns = False
-    """Whether the user is the owner of the partition."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether the user has work for each turn."""
-        return False
-
-    def link_up(self) -> None:
-        """The connection is up, subscribed, and proven to be the owner's. Called again when ``Inbound`` changes."""
-
-    def link_down(self, event: Disconnected) -> None:
-        """The connection ended, or an attempt to connect failed."""
-
-    def receive(self, event: object) -> None:
-        """An event that was posted. Raising ends the session."""
-
-    def turn(self, now: float) -> None:
-        """A turn ends; ``now`` is the monotonic clock in seconds."""
 
 
 class Connection(LinkHandler):
@@ -197,7 +142,8 @@ class Connection(LinkHandler):
         self._stopping = stopping
         self._inbox: deque[object] = deque()
         self._news = threading.Event()  # something was posted
-        self._receiver = Receiver()
+        self.owner: Owner | None = None
+        """Gets what happens, once the partition is ours; a standby has none."""
         self._takeovers: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._warned = False  # of the present interruption
         self.log = PartitionLog(settings.pulsar, partition, self.post)
@@ -228,10 +174,6 @@ class Connection(LinkHandler):
 
     # --- turns ---
 
-    def serve(self, receiver: Receiver) -> None:
-        """Hand everything to ``receiver`` from now on."""
-        self._receiver = receiver
-
     @property
     def connected(self) -> bool:
         """Whether the link is up and its ownership is not in doubt."""
@@ -259,7 +201,8 @@ class Connection(LinkHandler):
         return True
 
     def _rest(self, most_s: float) -> float:
-        return min(most_s, _GATHER_S) if self._receiver.busy or self.log.writing else most_s
+        busy = self.log.writing or (self.owner is not None and self.owner.busy)
+        return min(most_s, _GATHER_S) if busy else most_s
 
     def _prove(self) -> None:
         """Have Pulsar confirm the ownership, without touching MQTT.
@@ -280,8 +223,9 @@ class Connection(LinkHandler):
 
     def _up_if_ready(self) -> None:
         proven = self.link.connected and self.ownership.proven_epoch == self.link.epoch
-        if proven and self.inbound.ready:
-            self._receiver.link_up()
+        if proven and self.inbound.ready and self.owner is not None:
+            self.owner.link_up()
+            self._part.ready()
 
     def close(self) -> None:
         """Close the link and everything of Pulsar."""
@@ -317,11 +261,12 @@ class Connection(LinkHandler):
         """
         self.ownership.disconnected()
         self.link.abandon()  # the core decides what is sent again, and marks it
-        self._receiver.link_down(event)
+        if self.owner is not None:
+            self.owner.link_down(event)
         self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             self._count_takeover(time.monotonic())
-        if event.remedy is not None and not self._receiver.owns:
+        if event.remedy is not None and self.owner is None:
             raise DeniedError(event.why, remedy=event.remedy)
         if not self._warned:
             self._warned = True
@@ -348,7 +293,8 @@ class Connection(LinkHandler):
         while self._inbox:
             self._handle(self._inbox.popleft())
         self.inbound.acknowledge()
-        self._receiver.turn(now)
+        if self.owner is not None:
+            self.owner.turn(now)
 
     def _handle(self, event: object) -> None:
         if isinstance(event, Failed):
@@ -359,4 +305,5 @@ class Connection(LinkHandler):
                 self.ownership.accept(event.token)
                 self._up_if_ready()
                 return
-        self._receiver.receive(event)
+        if self.owner is not None:
+            self.owner.receive(event)

@@ -287,17 +287,19 @@ class OwnerRecord:
     """What an owner writes into its cursors partition: at takeover, at each reconnect, and when it leaves.
 
     Its receipt proves that Pulsar has not fenced the owner; reading up to it proves that all cursors were read. ``token``
-    names the session, ``serial`` counts its records. ``clean``: no command was sent whose cursor is not stored.
+    names the session, ``serial`` counts its records. ``clean``: no command was sent whose cursor is not stored. ``idle``:
+    the session has sent nothing so far, so the record of the owner before still counts.
     """
 
     token: str
     serial: int
     clean: bool = False
+    idle: bool = False
 
     def encode(self) -> bytes:
         """Return the record as the JSON payload of its message."""
         body = {"v": _OWNER_VERSION, "owner": self.token, "serial": self.serial, "clean": self.clean}
-        return _dumped(body)
+        return _dumped(body | {"idle": True} if self.idle else body)
 
     @classmethod
     @decodes("the record of an owner")
@@ -305,7 +307,7 @@ class OwnerRecord:
         """Read a record back. Raises ContractError when the payload is not one of this version."""
         body = _body(payload, _OWNER_VERSION)
         owner, serial = checked_text(body["owner"]), checked_whole(body.get("serial", 0))
-        return cls(owner, serial, body.get("clean") is True)
+        return cls(owner, serial, body.get("clean") is True, body.get("idle") is True)
 
 
 def term_record(secret: bytes) -> bytes:

@@ -83,6 +83,8 @@ class CursorRecords:
         self.unread_ids: list[tuple[str, str]] = []
         """Key and reason of those that ``whole`` left out."""
         self.owner: OwnerRecord | None = None
+        self.served: OwnerRecord | None = None
+        """The last record of an owner that may have sent commands."""
         self.secret: bytes | None = None
         """The partition's secret, from the last term that began; None before the first."""
         self._last_begun: str | None = None  # the writer of the last term that began; None before the first
@@ -114,6 +116,7 @@ class CursorRecords:
             self._last_begun = writer
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
+            self.served = self.served if self.owner.idle else self.owner
         elif (ids_of := ids_device(key)) is not None:
             self._take_ids(ids_of, payload, term)
         elif (parked_for := segment_device(key)) is not None:
@@ -300,7 +303,8 @@ class CursorLog:
                 unread += 1
                 leave_out_foreign(self.topic, where, str(e), key)
             left_ms = max(left_ms, at_ms)
-        cursors, former = found.whole(), found.owner
+        cursors, former = found.whole(), found.served
+        fresh = found.owner is None and not cursors  # an idle owner may hide the record of one that sent commands
         for key, why in found.unread_ids:
             leave_out(self.topic, why, key=key)
         return Cursors(
@@ -309,7 +313,7 @@ class CursorLog:
             found.stale,
             found.uncertain,
             found.orphans,
-            clean=(former.clean if former is not None else not cursors) and not unread,
+            clean=(fresh if former is None else former.clean) and not unread,
             until=until,
             secret=found.secret or new_secret(),
             left_us=left_ms * 1000,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from bridge.contract.commands import CommandPosition
@@ -33,29 +33,19 @@ class Failure(NamedTuple):
     absent: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """Sends commands, and evaluates the answers of broker and devices."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        horizon: CommandPosition | None,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        flights: Flights,
-        settlement: Settlement,
-        late: LateAnswers,
-    ) -> None:
-        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
-        self._limits = limits
-        self._horizon = horizon
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._flights = flights
-        self._settlement = settlement
-        self._late = late
+    _limits: Limits
+    _horizon: CommandPosition | None
+    """Up to there the former owner may have sent more than the cursors show; None if it did not."""
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _flights: Flights
+    _settlement: Settlement
+    _late: LateAnswers
 
     # --- pushes ---
 
@@ -110,28 +100,26 @@ class Delivery:
     def may_go(self, number: int, now_us: int) -> bool:
         """Return whether push ``number``, which waited for its payload, is still wanted."""
         flight = self._flights.get(number)
-        tracked = flight.tracked
-        if flight.wanted and not tracked.command.expired(now_us):
+        if flight.wanted and not flight.tracked.command.expired(now_us):
             self._flights.unstall(flight)
             return True
-        self._flights.end(number)
-        if flight.wanted:
-            tracked.attempts -= 1  # this one was not sent
-            self._settlement.settle(flight.device, tracked, "expired", "")
+        if self._flights.end(number) is not None:
+            flight.tracked.attempts -= 1  # this one was not sent
+            self._settlement.settle(flight.device, flight.tracked, "expired", "")
             self._devices.look_at(flight.device)
         return False
 
     def lose_payload(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: Pulsar does not have the payload of the group entry any more."""
         flight = self._flights.end(number)
-        if flight is not None and flight.wanted:
+        if flight is not None:
             self._settlement.settle(flight.device, flight.tracked, "rejected", reason)
             self._devices.look_at(flight.device)
 
     def reject(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: the broker accepts no such packet."""
         flight = self._flights.end(number)
-        if flight is not None and flight.wanted:
+        if flight is not None:
             self._settlement.give_up(flight.device, flight.tracked, "rejected", reason)
 
     # --- results ---
@@ -178,7 +166,7 @@ class Delivery:
         if failed:
             return device
         self._late.give(position, self._answer(payload, now_us))
-        tracked = self._commands.pulled(position)
+        tracked = self._commands.pulled.get(position)
         waits = tracked is not None and tracked.state is CommandState.QUEUED and not tracked.resend
         if tracked is not None and waits and self._late.settle(tracked):
             self._settlement.confirmed(device, tracked)
@@ -216,12 +204,12 @@ class Delivery:
         """The connection ended: what was in flight may have arrived, and is sent again, marked. ``closed``: the broker
         ended it, perhaps for a packet of ours; a command for which it does so repeatedly is given up.
         """
-        for flight, verdict in self._flights.lose_all(now_us, closed=closed):
+        for flight in self._flights.lose_all(now_us, closed=closed):
             device, tracked = flight.device, flight.tracked
-            if verdict.reason:
-                self._settlement.give_up(device, tracked, "rejected", verdict.reason)
+            if flight.blame:
+                self._settlement.give_up(device, tracked, "rejected", flight.blame)
                 continue
             tracked.on(CommandEvent.RETRY)
-            if verdict.wait_us:
-                self._devices.retry_at(device, now_us + verdict.wait_us)
+            if flight.wait_us:
+                self._devices.retry_at(device, now_us + flight.wait_us)
             self._devices.look_at(device)

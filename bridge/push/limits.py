@@ -1,4 +1,7 @@
-"""What bounds a partition, in the units of its core: counts of commands, sizes in bytes, times in µs."""
+"""What bounds a partition, in the units of its core: counts of commands, sizes in bytes, times in µs.
+
+Each has the meaning of the setting that ``limits_of`` takes it from (``bridge.settings.push``).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ class RetryLimits:
     min_us: int = 200_000
     max_us: int = 30_000_000
     attempts: int = 0
-    """A command that failed this often goes to the dead letters; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,6 @@ class AnswerLimits:
     """Whether the device's own answer confirms a command (``confirm: device``), not the broker's PUBACK."""
     timeout_us: int = 10_000_000
     size: int = 4096
-    """How much of an answer the receipt contains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,7 @@ class PresenceLimits:
     park_absent: bool = True
     """Whether a sign of absence parks; else only refusals of the broker and missing answers do."""
     park_after: int = 3
-    """So many failures in a row park a device."""
     silence_us: int = 0
-    """A device without a sign of life for so long counts as absent; 0: never."""
     probe_min_us: int = 20_000_000
     probe_max_us: int = 1_800_000_000
 
@@ -49,17 +48,13 @@ class ParkedLimits:
     """What bounds parked commands and their replay."""
 
     most: int = 10_000
-    """Parked commands of one device; newer ones go to the dead letters."""
     coalesce_us: int = 50_000
     """How long parked ids are gathered before they are stored (H29)."""
     replay_rate: int = 500
-    """Parked commands read for replay, per second."""
     replay_window: int = 512
     """Parked commands read and not settled, of all devices."""
     relocate_after_us: int = 0
-    """Commands that are parked for longer are relocated to a topic of their own; 0: never."""
     unsure_us: int = 300_000_000
-    """Commands that the broker confirmed longer ago are not sent again on parking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +62,7 @@ class ResumeLimits:
     """What bounds the requests of devices that keep their own offset."""
 
     most: int = 10_000
-    """Commands that a device gets when it asks for them; of more the newest."""
     every_us: int = 5_000_000
-    """A device that asks more often is served by its latest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +78,6 @@ class Limits:
     """Payloads received and not acknowledged, in bytes; the last one received may go beyond."""
     device_pending: int = 1000
     puback_timeout_us: int = 60_000_000
-    """A PUBACK that takes longer ends the connection."""
     retry: RetryLimits = field(default_factory=RetryLimits)
     answers: AnswerLimits = field(default_factory=AnswerLimits)
     presence: PresenceLimits = field(default_factory=PresenceLimits)

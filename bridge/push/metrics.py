@@ -14,64 +14,58 @@ __all__ = ["GroupMetrics", "PartitionMetrics", "PushMetrics"]
 _NAME: Final = "pulsebridge_push"
 
 
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"{_NAME}_{name}", text, labels, registry=registry)
+
+
 class GroupMetrics:
     """The metrics of one push process that are about groups; see the help of each."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
-
-        self.hits = counter(
-            "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
+        self.hits = _counter(
+            registry, "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
         )
-        self.misses = counter("cache_misses", "Payloads of group commands that were read from Pulsar.")
-        self.kept = Gauge(
-            f"{_NAME}_cache_bytes",
-            "Payloads of group commands that are at hand, in bytes.",
-            registry=registry,
-        )
-        self.commands = counter("group_commands", "Group commands, by the state of their receipt.", "state")
-        self.entries = counter("group_entries", "Index entries written for members of groups.")
-        self.open = Gauge(
-            f"{_NAME}_group_open",
+        self.misses = _counter(registry, "cache_misses", "Payloads of group commands that were read from Pulsar.")
+        self.kept = _gauge(registry, "cache_bytes", "Payloads of group commands that are at hand, in bytes.")
+        self.commands = _counter(registry, "group_commands", "Group commands, by the state of their receipt.", "state")
+        self.entries = _counter(registry, "group_entries", "Index entries written for members of groups.")
+        self.open = _gauge(
+            registry,
+            "group_open",
             "Group commands that have not expired, where this process gives them to the members.",
-            registry=registry,
         )
 
 
-_STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
-_LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
-_RESUMES: Final = (
-    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown (no "
-    "command was ever sent to such a device), dropped (one refusal too many)."
-)
-_COUNTERS: Final = {
-    "pushed": "Commands handed to the MQTT link, repeats included.",
-    "repeated": "Commands pushed with repeat=1.",
-    "refused": "PUBACKs that were no success.",
-    "answers": "Answers of devices to commands that were waiting for one.",
-    "malformed": "Messages of devices that MQTT calls malformed; they are skipped.",
-    "stray_answers": _STRAY,
-    "forged_answers": "Answers whose position has a wrong tag: the sender did not receive the command.",
-    "dead_letters": "Commands written to the dead letters.",
-    "takeovers": "Partitions that this process became owner of.",
-    "partitions_lost": "Partitions given up: fenced, or Pulsar was away.",
-    "resume_requests": "Requests of devices that hold their own offset.",
-}
-_COUNTERS_BY: Final = {
+_COUNTERS: Final[dict[str, tuple[str, ...]]] = {
+    "pushed": ("Commands handed to the MQTT link, repeats included.",),
+    "repeated": ("Commands pushed with repeat=1.",),
+    "refused": ("PUBACKs that were no success.",),
+    "answers": ("Answers of devices to commands that were waiting for one.",),
+    "malformed": ("Messages of devices that MQTT calls malformed; they are skipped.",),
+    "stray_answers": (
+        "Answers to no command that waits for one: late, given twice, forged, or to an unknown position.",
+    ),
+    "forged_answers": ("Answers whose position has a wrong tag: the sender did not receive the command.",),
+    "dead_letters": ("Commands written to the dead letters.",),
+    "takeovers": ("Partitions that this process became owner of.",),
+    "partitions_lost": ("Partitions given up: fenced, or Pulsar was away.",),
+    "resume_requests": ("Requests of devices that hold their own offset.",),
     "receipts": ("Receipts stored, by the command's state.", "state"),
     "connections": (
         "Connections that the MQTT broker accepted; all but the first of a takeover are reconnects.",
         "partition",
     ),
-    "resume_answers": (_RESUMES, "result"),
+    "resume_answers": (
+        "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown "
+        "(no command was ever sent to such a device), dropped (one refusal too many).",
+        "result",
+    ),
 }
-"""Counters with a label: their help and the label."""
-_LIMIT_GAUGES: Final = {
-    "pending_limit": "At this many taken commands reading stops.",
-    "pending_limit_bytes": "At this many bytes reading stops.",
-    "in_flight_limit": "At this many in flight pushing waits.",
-}
+"""Help and label of each counter."""
 _STATE_GAUGES: Final = {
     "pending": "Commands taken and not acknowledged.",
     "pending_bytes": "Payloads of commands taken and not acknowledged.",
@@ -86,7 +80,9 @@ _STATE_GAUGES: Final = {
 """Gauges that are 0 unless this process owns the partition."""
 _GAUGES: Final = {
     "owned": "1 while this process owns the partition and may push.",
-    **_LIMIT_GAUGES,
+    "pending_limit": "At this many taken commands reading stops.",
+    "pending_limit_bytes": "At this many bytes reading stops.",
+    "in_flight_limit": "At this many in flight pushing waits.",
     **_STATE_GAUGES,
 }
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -96,15 +92,8 @@ class PushMetrics:
     """The metrics of one push process, by name without prefix and suffix."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"{_NAME}_{name}", text, ("partition",), registry=registry)
-
-        self.counters = {name: counter(name, text) for name, text in _COUNTERS.items()}
-        self.counters |= {name: counter(name, text, label) for name, (text, label) in _COUNTERS_BY.items()}
-        self.gauges = {name: gauge(name, text) for name, text in _GAUGES.items()}
+        self.counters = {name: _counter(registry, name, *texts) for name, texts in _COUNTERS.items()}
+        self.gauges = {name: _gauge(registry, name, text, "partition") for name, text in _GAUGES.items()}
         self.confirm = Histogram(
             f"{_NAME}_confirm_seconds",
             "Time from a push to its PUBACK, of delivered commands.",
@@ -118,7 +107,8 @@ class PushMetrics:
             buckets=(*_BUCKETS, 300.0, 1800.0, 21600.0),
         )
         self.groups = GroupMetrics(registry)
-        self.lag = gauge("lag_commands", _LAG)
+        lag = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
+        self.lag = _gauge(registry, "lag_commands", lag, "partition")
 
     def partition(self, number: int) -> PartitionMetrics:
         """Return the metrics of one partition."""

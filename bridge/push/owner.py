@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 import structlog
 
 from bridge.contract.commands import CommandPosition
-from bridge.health import Part
 from bridge.mqtt.types import Disconnected
-from bridge.push.connection import Connection, Receiver
-from bridge.push.cursor_log import CursorRewriter, CursorsAged, CursorsForgotten, Stored
+from bridge.push.connection import Connection
+from bridge.push.cursor_log import CursorRewriter, Cursors, CursorsAged, CursorsForgotten, Stored
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
+from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource, Seen
@@ -23,8 +25,9 @@ from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found
 from bridge.push.threads import Budget
-from bridge.push.tracing import Observer, Tracer
+from bridge.push.tracing import Tracer
 from bridge.settings import Settings
+from bridge.unreadable import leave_out
 
 __all__ = ["Owner", "RetentionMover", "RetentionPosition", "WallClock"]
 
@@ -42,29 +45,15 @@ class WallClock:
     """
 
     def __init__(self) -> None:
-        self._ahead_s = _ahead_s()
-
-    def was_set_back(self, partition: int) -> bool:
-        """Return whether the clock was set back, and log it."""
-        back_s = self.set_back_s()
-        if back_s:
-            log.warning(
-                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
-                partition=partition,
-                seconds=round(back_s, 1),
-            )
-        return back_s > 0
+        self._ahead_s = -math.inf
+        self.set_back_s()
 
     def set_back_s(self) -> float:
         """Return by how many seconds the clock was set back, 0.0 where it was not. It may have been set ahead before."""
-        ahead = _ahead_s()
+        ahead = time.time_ns() / 1e9 - time.monotonic()
         self._ahead_s = max(self._ahead_s, ahead)
         back = self._ahead_s - ahead
         return back if back > _STEP_S else 0.0
-
-
-def _ahead_s() -> float:
-    return time.time_ns() / 1e9 - time.monotonic()
 
 
 _FIRST_S: Final = 5.0
@@ -164,87 +153,94 @@ log = structlog.get_logger("push")
 _SHOWN: Final = 200
 
 
-class Owner(Receiver):
+@dataclass(eq=False)
+class Owner:
     """The owner of one partition; all of it runs on the partition's thread."""
 
-    owns = True
+    _settings: Settings
+    _connection: Connection
+    _source: CommandSource
+    _cursors: InitVar[Cursors]
+    _budget: Budget
+    _metrics: PartitionMetrics
+    _payloads: Payloads
+    _trace: str
 
-    def __init__(
-        self,
-        settings: Settings,
-        connection: Connection,
-        source: CommandSource,
-        core: Partition,
-        rewriter: CursorRewriter,
-        budget: Budget,
-        secret: bytes,
-        metrics: PartitionMetrics,
-        part: Part,
-        payloads: Payloads,
-        clock: WallClock,
-        trace: str,
-    ) -> None:
-        """``secret`` is the partition's, by which it verifies the positions that devices send."""
-        self._settings = settings
-        self._connection = connection
-        self._source = source
-        self._core = core
-        self._rewriter = rewriter
-        self._budget = budget
-        self._metrics = metrics
-        self._part = part
-        self._payloads = payloads
-        self._clock = clock
+    def __post_init__(self, cursors: Cursors) -> None:
+        settings, connection = self._settings, self._connection
         self._log = connection.log
+        self._clock = WallClock()
         self._next_look = 0.0
+        self._rewriter = CursorRewriter(self._log.cursors)
+        self._rewriter.taken_over(cursors, self._source.last)
+        core = self._core = Partition(
+            self._log.partition,
+            limits_of(settings.push),
+            cursors.by_device,
+            None if cursors.clean else self._source.last,
+            cursors.parked,
+            owner=connection.ownership.name,
+            now_us=time.time_ns() // 1000,
+            left_us=cursors.left_us,
+        )
+        for key, why in core.parking.unread:
+            lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
+            leave_out(self._log.cursors.topic, lost, key=key)
         every_s, now = settings.push.offline.relocate_after, time.monotonic()
-        self._retention = RetentionMover(core, source.puller, source.last, every_s=every_s, now=now)
+        self._retention = RetentionMover(core, self._source.puller, self._source.last, every_s=every_s, now=now)
         self._effects = Effects(
             settings,
             core,
             connection.link,
-            connection.log,
-            source,
-            budget,
-            metrics.all,
+            self._log,
+            self._source,
+            self._budget,
+            self._metrics.all,
             self._ask,
-            PositionTags(secret, connection.log.partition),
-            Tracer(trace, core, connection.log.partition, settings.push.confirm) if trace else Observer(),
+            PositionTags(cursors.secret, self._log.partition),
         )
+        if self._trace:
+            tracer = Tracer(self._trace, core, self._log.partition, settings.push.confirm)
+            self._effects.trace = tracer.see
 
     def _ask(self, position: CommandPosition) -> bytes | None:
         return self._payloads.ask(position, lambda at, payload: self._connection.post(PayloadCame(at, payload)))
 
     # --- the session ---
 
-    def begin(self) -> None:
-        """Take over the connection, and what came on it before."""
-        self._connection.serve(self)
-        self._connection.inbound.serve(self._core, self._effects.answered)
-
     def run(self, stopping: threading.Event) -> None:
         """Push until the process stops, or the clock is set back; then wait for what is under way.
 
         Raises FencedError or TransientError.
         """
-        core = self._core
-        while not stopping.is_set() and not self._clock.was_set_back(self._log.partition):
+        core, connection, ownership = self._core, self._connection, self._connection.ownership
+        connection.owner = self
+        connection.inbound.serve(core, self._effects.answered)
+        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
+        ownership.begin(connection.link.epoch)
+        self._metrics.all.counters["takeovers"].inc()
+        self._metrics.owner(True)
+        log.info("partition is ours", partition=self._log.partition, devices=len(core.devices.cursors))
+        while not stopping.is_set() and not (back_s := self._clock.set_back_s()):
             due = core.next_time_us()
-            self._connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+            connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+        if not stopping.is_set():
+            log.warning(
+                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
+                partition=self._log.partition,
+                seconds=round(back_s, 1),
+            )
         self._budget.close()
         self._source.puller.drain()
         core.drain()
         self._rewriter.drain()
-        self._drain(time.monotonic() + self._settings.push.drain)
-
-    def _drain(self, end: float) -> None:
-        ownership = self._connection.ownership
-        while not self._core.settled and not ownership.lost and time.monotonic() < end:
-            self._connection.drain_turn()
-        if self._core.clean and not ownership.lost:
+        end = time.monotonic() + self._settings.push.drain
+        while not core.settled and not ownership.lost and time.monotonic() < end:
+            connection.drain_turn()
+        if core.clean and not ownership.lost:
             proof = ownership.write(0, clean=True)
             while not proof.stored and not ownership.lost and time.monotonic() < end:
-                self._connection.drain_turn()
+                connection.drain_turn()
 
     # --- what happens on the connection ---
 
@@ -256,8 +252,7 @@ class Owner(Receiver):
     def link_up(self) -> None:
         """The connection is up and ours: send."""
         self._core.link_up(reports_absence=self._connection.inbound.reports_absence)
-        self._effects.link_up()
-        self._part.ready()
+        self._effects.resume.answers.link_up()
 
     def link_down(self, event: Disconnected) -> None:
         """The connection ended, or an attempt to connect failed."""
@@ -301,8 +296,10 @@ class Owner(Receiver):
         effects = self._effects
         if isinstance(event, Arrived):
             effects.arrived(event.message)
+        elif isinstance(event, Stored) and event.token is CursorsForgotten:
+            self._rewriter.stored()
         elif isinstance(event, Stored):
-            self._stored(event.token)
+            effects.stored(event.token)
         elif isinstance(event, ReceiptsWritten):
             for token in self._log.receipts.written(event):
                 effects.stored(token)
@@ -325,9 +322,3 @@ class Owner(Receiver):
             log.info("push writes the cursors again", partition=self._log.partition)
             self._connection.ownership.write(0)  # an owner that left no record counts as none
             self._rewriter.begin(event, self._core)
-
-    def _stored(self, token: object) -> None:
-        if token is CursorsForgotten:
-            self._rewriter.stored()
-        else:
-            self._effects.stored(token)

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Action, Outbox
+from bridge.push.actions import Action, Outbox, ResumeRequest
 from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
@@ -40,7 +40,6 @@ from bridge.push.presence import Presence
 from bridge.push.probes import Probes
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.retention import Relocation, Retention
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import Settlement
@@ -96,7 +95,7 @@ class Partition:
             limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
-        self.resume = Resume(limits, *base, self.segments, late, self.replay, self.parking, self.retention)
+        self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
         self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 
@@ -197,16 +196,6 @@ class Partition:
         self.devices.look_at(device)
         self.resume.cursor_stored(device)
 
-    def receipt_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the receipt of the command at ``position``."""
-        device = self.settlement.receipt_stored(position)
-        if device is not None:
-            self.devices.sleep(device)
-
-    def dead_letter_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the dead letter of the message at ``position``."""
-        self.settlement.dead_letter_stored(position)
-
     def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
         """Pulsar has a segment, and with it the ids of ``parked``."""
         self.outbox.stored()
@@ -256,7 +245,8 @@ class Partition:
 
     def request_answered(self, request: ResumeRequest) -> None:
         """The broker has the answer to a resume request, or cannot accept it: the commands follow."""
-        device, now_us = self.resume.answered(request), self._now_us
+        now_us = self._now_us
+        device = self.resume.answered(request, now_us)
         if device is None:
             return
         self.presence.alive(device.name, request.at_us)
@@ -268,7 +258,6 @@ class Partition:
             device.replay.probe_wait_us = 0
             self.replay.wake(device)
             self.devices.look_at(device)
-        self.resume.serve_next(device.name, now_us)
 
     def _failed(self, failure: Failure, now_us: int) -> None:
         """Park the device of a failed push, or give the command up, or retry it."""

@@ -231,7 +231,7 @@ class Replay:
     def _room(self) -> int:
         # Commands of devices that do not answer wait for long, one of each device: others need the window.
         failing = min(len(self._failing), _FAILING * self._window)
-        return self._window - self.coming - (self._commands.pulled_count - failing)
+        return self._window - self.coming - (len(self._commands.pulled) - failing)
 
     @property
     def may_pull(self) -> bool:
@@ -279,7 +279,7 @@ class Replay:
         one = device.parked[index]
         known = command or Command("", name, "", b"")
         tracked = TrackedCommand(position, known, pulled=True, maybe_seen=one.maybe_seen, resend=one.resend)
-        self._commands.add_pulled(tracked)
+        self._commands.pulled[position] = tracked
         device.queue.append(tracked)
         if command is None and 0 < one.expires_at_ms * 1000 <= now_us:
             self._settlement.settle_pulled(device, tracked, "expired", "")  # before: its acknowledgement was lost
@@ -337,7 +337,7 @@ class Replay:
         self._devices.sleep(device)
 
     def _drop(self, position: CommandPosition) -> None:
-        self._commands.remove_pulled(position)
+        del self._commands.pulled[position]
         self._failing.discard(position)
         self._outbox.add(Forget(position))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -27,22 +28,25 @@ from bridge.errors import (
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.push.connection import Connection
-from bridge.push.cursor_log import CursorRewriter, Cursors, CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorsAged, CursorsForgotten
 from bridge.push.groups.payloads import Payloads
-from bridge.push.limits import limits_of
+from bridge.push.limits import Limits, limits_of
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.owner import Owner, WallClock
-from bridge.push.partition import Partition
+from bridge.push.owner import Owner
 from bridge.push.partition_log import CommandSource
 from bridge.push.threads import Budget
 from bridge.settings import Settings
-from bridge.unreadable import leave_out
 
-__all__ = ["PartitionSupervisor", "Session", "Standby"]
+__all__ = ["PartitionSupervisor", "Session"]
 
 
-class Standby:
-    """Waits for one partition, on the partition's thread.
+log = structlog.get_logger("push")
+
+
+@dataclass(eq=False)
+class Session:
+    """One session of a partition: a standby that may become the owner. On the partition's thread but for ``post``, ``wake``
+    and ``owns``.
 
     Order of a takeover (H23). It ends, and begins again as a standby, wherever Pulsar reports that another process is
     the owner:
@@ -61,37 +65,43 @@ class Standby:
     up everything, the exclusive subscription included. Every acknowledgement comes after a cursor write's receipt.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        connection: Connection,
-        metrics: PartitionMetrics,
-        part: Part,
-        stopping: threading.Event,
-        payloads: Payloads,
-        trace: str,
-    ) -> None:
-        self._settings = settings
-        self._connection = connection
-        self._metrics = metrics
-        self._part = part
-        self._stopping = stopping
-        self._payloads = payloads
-        self._trace = trace
-        self._partition = connection.log.partition
-        self._clock = WallClock()
+    _settings: Settings
+    _partition: int
+    _metrics: PartitionMetrics
+    _part: Part
+    _stopping: threading.Event
+    _payloads: Payloads
+    _trace: str = ""
 
-    def take_over(self) -> Owner | None:
-        """Wait for the ownership and take it over. Returns None when the process stops.
+    def __post_init__(self) -> None:
+        limits, gauges = self._settings.push.limits, self._metrics.gauges
+        gauges["pending_limit"].set(limits.pending)
+        gauges["pending_limit_bytes"].set(limits.pending_size)
+        gauges["in_flight_limit"].set(limits.window)
+        self._connection = Connection(self._settings, self._partition, self._metrics, self._part, self._stopping)
+        self.post, self.wake = self._connection.post, self._connection.wake
+        self.owns = False
+        """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
+
+    def run(self) -> None:
+        """Wait for the ownership, take over, and push until the process stops, or the clock is set back.
 
         Raises FencedError or TransientError.
         """
-        if not self._wait():
-            return None
-        with excluded_objects():
-            return self._become_owner()
+        try:
+            if not self._wait():
+                return
+            with excluded_objects():
+                owner = self._take_over()
+            if owner is not None:
+                self.owns = True
+                owner.run(self._stopping)
+        finally:
+            self._metrics.owner(False)
+            self._connection.close()
 
     def _wait(self) -> bool:
+        """Wait for the exclusive producer. Returns False when the process stops."""
         while not self._stopping.is_set():
             self._part.stands_by("another process owns it, or Pulsar is away")
             try:
@@ -105,130 +115,35 @@ class Standby:
             return True
         return False
 
-    def _become_owner(self) -> Owner | None:
-        connection = self._connection
+    def _take_over(self) -> Owner | None:
+        """Become the owner. Returns None when the process stops. Raises FencedError or TransientError."""
+        settings, connection = self._settings, self._connection
         ownership = connection.ownership
         if not connection.turns_until(lambda: ownership.proven_epoch > 0):
             return None
-        push = self._settings.push
-        limits = limits_of(push)
+        limits = limits_of(settings.push)
         cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
-        ownership.read(cursors.until)
-        pending_bytes = push.limits.pending_size
-        budget = Budget(push.limits.pending, pending_bytes)
-        source = self._subscribe(budget, pending_bytes, limits.resume.most)
+        ownership.own = cursors.until
+        budget = Budget(limits.pending, limits.pending_bytes)
+        source = self._subscribe(budget, limits)
         if source is None:
             return None
-        rewriter = CursorRewriter(connection.log.cursors)
-        rewriter.taken_over(cursors, source.last)
-        core = Partition(
-            self._partition,
-            limits,
-            cursors.by_device,
-            None if cursors.clean else source.last,
-            cursors.parked,
-            owner=ownership.name,
-            now_us=time.time_ns() // 1000,
-            left_us=cursors.left_us,
-        )
-        self._report_unread(core)
-        owner = Owner(
-            self._settings,
-            connection,
-            source,
-            core,
-            rewriter,
-            budget,
-            cursors.secret,
-            self._metrics,
-            self._part,
-            self._payloads,
-            self._clock,
-            self._trace,
-        )
-        self._serve(owner, cursors)
-        return owner
+        return Owner(settings, connection, source, cursors, budget, self._metrics, self._payloads, self._trace)
 
-    def _subscribe(self, budget: Budget, pulled_bytes: int, most_found: int) -> CommandSource | None:
+    def _subscribe(self, budget: Budget, limits: Limits) -> CommandSource | None:
         while True:
             try:
-                return self._connection.log.subscribe(budget, pulled_bytes, most_found)
+                return self._connection.log.subscribe(budget, limits.pending_bytes, limits.resume.most)
             except FencedError:
                 # Pulsar has not noticed that the former owner's connection is dead.
                 if not self._connection.turns_until(_after(0.2)):
                     return None
-
-    def _report_unread(self, core: Partition) -> None:
-        for key, why in core.parking.unread:
-            leave_out(
-                self._connection.log.cursors.topic,
-                f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}",
-                key=key,
-            )
-
-    def _serve(self, owner: Owner, cursors: Cursors) -> None:
-        connection = self._connection
-        owner.begin()
-        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
-        connection.ownership.proven_epoch = 0
-        connection.ownership.write(connection.link.epoch)
-        self._metrics.all.counters["takeovers"].inc()
-        self._metrics.owner(True)
-        log.info("partition is ours", partition=self._partition, devices=len(cursors.by_device))
 
 
 def _after(seconds: float) -> Callable[[], bool]:
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
-
-class Session:
-    """One session of a partition, on the partition's thread but for ``post``, ``wake`` and ``owns``."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        partition: int,
-        metrics: PartitionMetrics,
-        part: Part,
-        stopping: threading.Event,
-        payloads: Payloads,
-        trace: str = "",
-    ) -> None:
-        metrics.gauges["pending_limit"].set(settings.push.limits.pending)
-        metrics.gauges["pending_limit_bytes"].set(settings.push.limits.pending_size)
-        metrics.gauges["in_flight_limit"].set(settings.push.limits.window)
-        self._metrics = metrics
-        self._stopping = stopping
-        self._connection = Connection(settings, partition, metrics, part, stopping)
-        self._standby = Standby(settings, self._connection, metrics, part, stopping, payloads, trace)
-        self.owns = False
-        """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
-
-    def post(self, event: object) -> None:
-        """Hand an event to the partition's thread. From any thread."""
-        self._connection.post(event)
-
-    def wake(self) -> None:
-        """End the present wait. From any thread."""
-        self._connection.wake()
-
-    def run(self) -> None:
-        """Wait for the ownership, take over, and push until the process stops, or the clock is set back.
-
-        Raises FencedError or TransientError.
-        """
-        try:
-            owner = self._standby.take_over()
-            if owner is not None:
-                self.owns = True
-                owner.run(self._stopping)
-        finally:
-            self._metrics.owner(False)
-            self._connection.close()
-
-
-log = structlog.get_logger("push")
 
 _RETRY_S: Final = (0.2, 5.0)
 
@@ -253,20 +168,17 @@ class PartitionSupervisor:
         payloads: Payloads,
         trace: str = "",
     ) -> None:
-        self._settings = settings
-        self._payloads = payloads
         self.partition = partition
         self._metrics = metrics
         self._part = part
         self._failed = failed
-        self._trace = trace
         self._stopping = threading.Event()
         self._session: Session | None = None
-        self._thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
-
-    def start(self) -> None:
-        """Start the partition's thread."""
-        self._thread.start()
+        self._open: Callable[[], Session] = lambda: Session(
+            settings, partition, metrics, part, self._stopping, payloads, trace
+        )
+        thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
+        self.start, self.join = thread.start, thread.join
 
     def stop(self) -> None:
         """Ask for a clean end: push nothing new, wait for what is under way, close."""
@@ -291,10 +203,6 @@ class PartitionSupervisor:
         session.post(CursorsAged())
         return True
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
     def _run(self) -> None:
         try:
             self._run_sessions()
@@ -309,15 +217,7 @@ class PartitionSupervisor:
         worked = False
         while not self._stopping.is_set():
             had_state = self._session is not None and self._session.owns
-            session = self._session = Session(
-                self._settings,
-                self.partition,
-                self._metrics,
-                self._part,
-                self._stopping,
-                self._payloads,
-                self._trace,
-            )
+            session = self._session = self._open()
             if had_state:
                 let_go()
             try:

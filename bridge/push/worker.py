@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -24,9 +25,10 @@ from bridge.push.metrics import PartitionMetrics, PushMetrics
 from bridge.push.supervisor import PartitionSupervisor
 from bridge.settings import Settings
 
-__all__ = ["PushWorker", "TopicWatch", "backlogs", "watching_lag", "watching_topics"]
+__all__ = ["PushWorker", "TopicWatch", "backlogs"]
 
 _EVERY_S: Final = 5.0
+_LAG_EVERY_S: Final = 15.0
 _TIMEOUT_S: Final = 5.0
 
 
@@ -100,30 +102,6 @@ class TopicWatch:
         return count
 
 
-@contextmanager
-def watching_topics(
-    settings: Settings, health: Health, partition: int, forgotten: Callable[[], None]
-) -> Iterator[None]:
-    """Keep push's topics there while the block runs. Does nothing with ``pulsar.provision: off``.
-
-    ``partition`` is one of the cursors, ``forgotten`` as ``TopicWatch`` takes it; it is called on a thread of its own.
-    """
-    if settings.pulsar.provision == "off":
-        yield
-        return
-
-    def failed(error: PulsebridgeError) -> None:
-        log.debug("the topics could not be looked at", why=error.what)
-
-    with PulsarAdmin(settings.pulsar, timeout_s=_TIMEOUT_S) as admin:
-        watch = TopicWatch(admin, partition, forgotten)
-        with watching("push-topics", _EVERY_S, watch.look, over=lambda: health.ending, failed=failed):
-            yield
-
-
-_BACKLOG_EVERY_S: Final = 15.0
-
-
 def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int, int]:
     """Return the commands that are not acknowledged, by partition, from the topic's partitioned statistics."""
     found = {}
@@ -135,30 +113,29 @@ def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int,
     return found
 
 
-@contextmanager
-def watching_lag(settings: Settings, health: Health, partitions: Mapping[int, PartitionMetrics]) -> Iterator[None]:
-    """Show the backlog of the partitions that are owned here while the block runs, if an endpoint shows metrics.
-
-    Pulsar's admin reports it now and then; push itself knows what it has received. If the cluster does not let push read
-    statistics, the metric is missing, and nothing else changes.
+def _show_lag(admin: PulsarAdmin, partitions: Mapping[int, PartitionMetrics]) -> None:
+    """Show the backlog of the partitions that are owned here. Push itself knows what it has received; if the cluster does
+    not let push read statistics, the metric is missing, and nothing else changes.
     """
-    if settings.metrics.port == 0:
-        yield
-        return
-    topic = settings.pulsar.system_topic(COMMANDS_TOPIC)
+    topic = admin.settings.system_topic(COMMANDS_TOPIC)
+    stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
+    for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
+        if number in partitions:
+            partitions[number].lag(lag)
 
-    def ask() -> None:
-        stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
-        for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
-            if number in partitions:
-                partitions[number].lag(lag)
+
+@contextmanager
+def _watching(
+    settings: Settings, health: Health, name: str, every_s: float, look: Callable[[PulsarAdmin], Callable[[], None]]
+) -> Iterator[None]:
+    """Call what ``look`` returns for an admin every ``every_s`` seconds, on a thread of its own, while the block runs."""
 
     def failed(error: PulsebridgeError) -> None:
-        log.debug("the lag is not known", why=error.what)
+        log.debug("Pulsar's admin could not be asked", watch=name, why=error.what)
 
     with (
-        PulsarAdmin(settings.pulsar, timeout_s=5.0) as admin,
-        watching("push-lag", _BACKLOG_EVERY_S, ask, over=lambda: health.ending, failed=failed),
+        PulsarAdmin(settings.pulsar, timeout_s=_TIMEOUT_S) as admin,
+        watching(name, every_s, look(admin), over=lambda: health.ending, failed=failed),
     ):
         yield
 
@@ -206,37 +183,43 @@ class PushWorker:
             raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics.groups, self._failed)
-        owners = [
-            PartitionSupervisor(
+        owners = {
+            number: PartitionSupervisor(
                 self._settings,
-                partition,
-                metrics[partition],
-                self._health.part(f"partition {partition}", loop=True),
+                number,
+                one,
+                self._health.part(f"partition {number}", loop=True),
                 self._failed,
                 payloads,
                 self._trace,
             )
-            for partition in metrics
-        ]
+            for number, one in metrics.items()
+        }
         groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
 
-        threads: list[PartitionSupervisor | GroupOwner] = [*owners, groups]
+        threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
 
         def forgotten() -> None:
-            for owner in owners:
+            for owner in owners.values():
                 owner.cursors_forgotten()
 
-        def aged(partition: int) -> bool:
-            return any(owner.cursors_aged() for owner in owners if owner.partition == partition)
-
-        log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
-        commands = self._settings.pulsar.system_topic(COMMANDS_TOPIC)
-        with (
-            watching_pulsar(self._settings, self._health, commands),
-            watching_lag(self._settings, self._health, metrics),
-            watching_compaction(self._settings, self._health, list(metrics), aged, groups.roster_aged),
-            watching_topics(self._settings, self._health, min(metrics), forgotten),
-        ):
+        settings, health = self._settings, self._health
+        log.info("push starts", partitions=len(owners), pulsar=settings.pulsar.service_url)
+        with ExitStack() as stack:
+            watch = stack.enter_context
+            watch(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
+            if settings.metrics.port:
+                watch(_watching(settings, health, "push-lag", _LAG_EVERY_S, lambda a: partial(_show_lag, a, metrics)))
+            watch(
+                watching_compaction(
+                    settings, health, list(metrics), lambda n: owners[n].cursors_aged(), groups.roster_aged
+                )
+            )
+            if settings.pulsar.provision != "off":
+                first = min(metrics)
+                watch(
+                    _watching(settings, health, "push-topics", _EVERY_S, lambda a: TopicWatch(a, first, forgotten).look)
+                )
             for thread in threads:
                 thread.start()
             self._stopping.wait()

@@ -76,6 +76,8 @@ FORMER: Final = {
     "retention.scanning": "looking",
     "retention.trims_to": "hold_from",
     "segments.parked": "parked",
+    "settlement.dead_letter_stored": "dead_letter_stored",
+    "settlement.receipt_stored": "receipt_stored",
     "segments.pending": "_writes_ids",
     "segments.rewrite": "store_once_more",
     "segments.rewrite_all": "store_again",

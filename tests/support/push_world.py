@@ -24,6 +24,7 @@ from bridge.push.actions import (
     Forget,
     Pull,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
@@ -31,7 +32,6 @@ from bridge.push.actions import (
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.segments import GONE, Parked, decode_segment, segment_device
 from tests.support.push_limits import Limits
 
@@ -382,9 +382,9 @@ class PushWorld:
         if isinstance(action, StoreCursor):
             self.core.cursor_stored(action.device)
         elif isinstance(action, StoreReceipt):
-            self.core.receipt_stored(action.position)
+            self.core.settlement.receipt_stored(action.position)
         elif isinstance(action, DeadLetter):
-            self.core.dead_letter_stored(action.position)
+            self.core.settlement.dead_letter_stored(action.position)
         elif isinstance(action, StoreSegment):
             self.core.segment_stored(action.parked)
             if action.relocation:

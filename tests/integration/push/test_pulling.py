@@ -140,7 +140,7 @@ def test_h25_the_retention_subscription_is_reset_backwards_and_never_forward(
             posted: list[object] = []
             puller = Puller(client, partition, moved, 0, posted.append, failures.append, max_bytes=1000)
             puller.retain_from(places[number], back=back)
-            puller.copy(Copy(0, ()))
+            puller.begin(Copy(0, ()))
             poll_for(lambda: posted, 30, "what was ordered behind it")
             puller.close()
             return first_held()

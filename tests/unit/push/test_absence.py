@@ -107,7 +107,7 @@ def test_a_refused_probe_keeps_the_answer_to_a_command_on_the_next_connection(re
 def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", {})
     link = Asked()
     inbound = Inbound(
         Settings(),

@@ -74,11 +74,11 @@ class Played:
                     if self.receipts_are_late:
                         self.late.append(one)
                     else:
-                        self.core.receipt_stored(one.position)
+                        self.core.settlement.receipt_stored(one.position)
                 elif isinstance(one, DeadLetter) and self.dying is not None:
                     self.dying.append(one)
                 elif isinstance(one, DeadLetter):
-                    self.core.dead_letter_stored(one.position)
+                    self.core.settlement.dead_letter_stored(one.position)
                 elif isinstance(one, StoreSegment):
                     self.core.segment_stored(one.parked)
                 elif isinstance(one, Pull):
@@ -106,7 +106,7 @@ def test_a_receipt_that_comes_when_its_device_sleeps_ends_nothing() -> None:
     played.pass_time(1)
     assert played.core.devices.mode_of("d") is Mode.PARKED
     for one in played.late:
-        played.core.receipt_stored(one.position)
+        played.core.settlement.receipt_stored(one.position)
     played.core.alive("d", played.now)
     played.pass_time(1)
     assert len(played.pushes_to("d")) == 2
@@ -206,7 +206,7 @@ def test_a_dead_letter_that_is_stored_late_delays_no_later_segment() -> None:
     played.pass_time(2)
     assert played.core.devices.mode_of("d") is Mode.LIVE
     (overflowed,), played.dying = played.dying, None
-    played.core.dead_letter_stored(overflowed.position)
+    played.core.settlement.dead_letter_stored(overflowed.position)
     played.settle()
     played.core.gone("d", played.now, played.now)
     played.arrive("d")
@@ -232,7 +232,7 @@ def test_a_command_in_flight_to_the_dead_letters_when_its_device_left_delays_no_
     (dying,), played.dying = played.dying, None
     played.core.gone("d", played.now, played.now)
     played.settle()
-    played.core.dead_letter_stored(dying.position)
+    played.core.settlement.dead_letter_stored(dying.position)
     played.arrive("d")
     played.pass_time(1)
     assert played.core.commands.pending == 0, "its id is stored, and it is acknowledged"

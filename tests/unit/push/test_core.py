@@ -108,7 +108,7 @@ def test_h25_each_step_waits_for_the_receipt_of_the_one_before() -> None:
     assert (row.receipt.pushed_at_us, row.receipt.confirmed_at_us) == (NOW, NOW + 5)
     assert core.take(NOW) == []
 
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert only(core.take(NOW)) == Ack(position(1))
     assert core.settled
     assert core.clean
@@ -188,11 +188,11 @@ def test_a_message_that_is_no_command_is_acknowledged_after_its_dead_letter() ->
     core.arrived_invalid(position(1), "no topic", Command("x", "d", "", b""), 0)
     core.arrived_invalid(position(2), "no version", Command("", "", "", b""), 0)
     assert [type(a) for a in core.take(NOW)] == [DeadLetter, DeadLetter]
-    core.dead_letter_stored(position(1))
+    core.settlement.dead_letter_stored(position(1))
     row = only(core.take(NOW))
     assert isinstance(row, StoreReceipt)
     assert row.receipt.state == "rejected"
-    core.dead_letter_stored(position(2))
+    core.settlement.dead_letter_stored(position(2))
     assert only(core.take(NOW)) == Ack(position(2))
 
 
@@ -205,7 +205,7 @@ def test_what_a_former_owner_gave_up_does_not_become_an_overflow_when_its_ack_wa
     assert isinstance(row, StoreReceipt)
     assert row.receipt.state == "duplicate", "the receipt that says rejected or overflowed came before the cursor"
     assert row.receipt.reason.startswith("recovered: given up before")
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert only(core.take(NOW)) == Ack(position(1))
 
 
@@ -253,7 +253,7 @@ def test_draining_pushes_nothing_new_and_ends_what_is_under_way() -> None:
     assert isinstance(only(core.take(NOW)), StoreCursor)
     core.cursor_stored("d")
     assert isinstance(only(core.take(NOW)), StoreReceipt)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     core.take(NOW)
     assert core.settled
     assert core.clean  # the other was never pushed

@@ -129,6 +129,27 @@ def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: p
     assert [(line["log_level"], line["position"]) for line in logs] == [("warning", str(CommandPosition(3, 0, -1)))]
 
 
+SERVED, GONE, US = OwnerRecord("a", 4, clean=True), OwnerRecord("b", 2, idle=True), OwnerRecord("us", 1)
+
+
+@pytest.mark.parametrize(
+    ("former", "clean"),
+    [
+        ([], True),
+        ([SERVED], True),
+        ([SERVED, GONE], True),
+        ([OwnerRecord("a", 4), GONE], False),
+        ([SERVED, GONE, OwnerRecord("b", 3)], False),
+        ([GONE], False),  # it may hide the record of an owner, which was compacted away
+    ],
+)
+def test_a_takeover_that_failed_before_it_sent_anything_leaves_the_former_owners_end_as_it_was(
+    former: list[OwnerRecord], clean: bool
+) -> None:
+    records = Records(*((OWNER_KEY, one.encode()) for one in [*former, US]))
+    assert cursor_log(records).read(US, 8).clean is clean
+
+
 POISONED = [
     "\0owner",
     "\0ids\0d",
@@ -231,12 +252,12 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
     (letter,) = core.take(NOW)
     assert isinstance(letter, DeadLetter)
     assert letter.reason.startswith("device: ")
-    core.dead_letter_stored(position)
+    core.settlement.dead_letter_stored(position)
     (receipt,) = core.take(NOW)
     assert isinstance(receipt, StoreReceipt)
     assert (receipt.receipt.state, receipt.receipt.device) == ("rejected", device[:16_384])
     assert len(receipt.receipt.encode()) < 1_000_000, "Pulsar takes it"
-    core.receipt_stored(position)
+    core.settlement.receipt_stored(position)
     assert core.take(NOW) == [Ack(position)], "and no cursor is written"
 
 
@@ -260,7 +281,7 @@ class Broken:
 def test_an_error_that_ends_a_thread_beside_the_session_is_reported() -> None:
     client, failed = cast(PulsarClient, Broken()), list[Exception]()
     puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, max_bytes=1)
-    puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
+    puller.begin(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
     poll_for(lambda: len(failed) == 1, 30, "the puller has reported")
     requests = RequestLog(client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append)
     requests.start()

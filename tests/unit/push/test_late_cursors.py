@@ -130,7 +130,7 @@ def sent(core: Partition, until: int) -> dict[int, bool]:
         for stored in of(StoreCursor, actions):
             core.cursor_stored(stored.device)
         for receipt in of(StoreReceipt, actions):
-            core.receipt_stored(receipt.position)
+            core.settlement.receipt_stored(receipt.position)
     return found
 
 
@@ -188,7 +188,7 @@ def test_h23_parked_commands_of_a_device_whose_cursor_is_late_are_marked() -> No
             marks[push.position.entry] = push.repeat
             core.confirmed(push.number, 0, NOW + later * SECOND)
         for receipt in of(StoreReceipt, actions):
-            core.receipt_stored(receipt.position)
+            core.settlement.receipt_stored(receipt.position)
         for stored in of(StoreCursor, actions):
             core.cursor_stored(stored.device)
     assert marks == {2: True, 3: True}

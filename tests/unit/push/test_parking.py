@@ -256,7 +256,7 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
             elif isinstance(action, StoreSegment):
                 core.segment_stored(action.parked)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
         if "silent" in pulled:
@@ -300,7 +300,7 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_do
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
     assert 300 < len(probed) <= 402, "ten a second of forty seconds"
     assert sorted(got) == sorted(back)
     assert max(got.values()) <= 30, "within three seconds, though hundreds are still to be tried"
@@ -328,7 +328,7 @@ def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_mean
                 sent.append((action.command.command_id, action.command.qos))
                 core.confirmed(action.number, 0, now)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
     assert sent == [("d-1", 1), ("d-2", 2)]
@@ -513,7 +513,7 @@ def served(core: Partition, cursors: dict[str, bytes], now: int) -> list[Push]:
                     pushed.append(action)
                     core.confirmed(action.number, 0, at)
                 elif isinstance(action, StoreReceipt):
-                    core.receipt_stored(action.position)
+                    core.settlement.receipt_stored(action.position)
                 else:
                     stored_as(core, [action], cursors, 1)
     return pushed
@@ -574,10 +574,10 @@ def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
     core.confirmed(push.number, 0, NOW)
     stored_as(core, core.take(NOW), {}, 1)
     core.take(NOW)
-    core.receipt_stored(position(0))
+    core.settlement.receipt_stored(position(0))
     core.arrived(position(1), command(0), NOW)  # again
     core.take(NOW)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     later = NOW + BROKER.unsure_us + SECOND
     assert core.retention.keeps_from(NOW) == position(0)
     assert core.retention.keeps_from(later) > position(0)  # type: ignore[operator]
@@ -590,11 +590,11 @@ def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_pu
     core.confirmed(push.number, 0, NOW)
     stored_as(core, core.take(NOW), {}, 1)
     core.take(NOW)
-    core.receipt_stored(position(0))
+    core.settlement.receipt_stored(position(0))
     core.alive("d", NOW + 1)  # which the cursor does not tell
     core.arrived(position(1), command(0), NOW)
     core.take(NOW)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     core.take(NOW)
     assert core.retention.keeps_from(NOW + 1) == position(1)
     assert core.retention.trims_to(NOW + 1) is None
@@ -632,7 +632,7 @@ def test_a_late_answer_wakes_a_parked_device_and_settles_its_command() -> None:
     (row,) = of(StoreReceipt, actions)
     assert (row.receipt.command_id, row.receipt.state, row.receipt.answer) == ("d-0", "answered", b"done")
     assert row.receipt.attempts == 2
-    core.receipt_stored(position(0))
+    core.settlement.receipt_stored(position(0))
     core.take(now)
     core.cursor_stored("d")
     assert [push.position.entry for push in served(core, {}, now)][:1] == [1]
@@ -725,7 +725,7 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
                 assert place is None or copies[place] == where.entry
                 asked.append(where.entry)
                 core.pulled("d", pull.epoch, where, None, now)
-                core.receipt_stored(where)
+                core.settlement.receipt_stored(where)
         for action in [*actions, *core.take(now + later * SECOND)]:
             stored_as(core, [action], cursors, 1)
     assert asked == list(range(300))
@@ -896,7 +896,7 @@ def test_what_expires_while_it_is_parked_has_its_receipt_without_a_push() -> Non
     core.pulled("d", pull.epoch, position(1), command(1, expires_at_ms=soon), due)
     (row,) = of(StoreReceipt, core.take(due))
     assert row.receipt.state == "expired"
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert of(StoreCursor, core.take(due))
     core.cursor_stored("d")
     (pull,) = of(Pull, core.take(due + SECOND))

@@ -12,12 +12,12 @@ from bridge.push.actions import (
     FindCommands,
     Pull,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
 )
 from bridge.push.partition import Partition
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.segments import Parked, ParkedId, decode_segment
 from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, cursors_of
@@ -95,7 +95,7 @@ class Stand:
             self.cursors |= dict(action.records)
             core.cursor_stored(action.device)
         elif isinstance(action, StoreReceipt):
-            core.receipt_stored(action.position)
+            core.settlement.receipt_stored(action.position)
         elif isinstance(action, Copy):
             places = [CommandPosition(9000, len(self.copies) + n, -1) for n in range(len(action.positions))]
             self.copies += action.positions

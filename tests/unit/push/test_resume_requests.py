@@ -18,6 +18,7 @@ from bridge.push.actions import (
     AnswerRequest,
     DeadLetter,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
@@ -29,7 +30,6 @@ from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.states import Mode
 from bridge.push.threads import Budget
 from bridge.settings import Settings
@@ -58,7 +58,7 @@ def stored(core: Partition, now: int) -> list[Action]:
             elif isinstance(action, StoreSegment):
                 core.segment_stored(action.parked)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
     return found
 
 
@@ -150,7 +150,7 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
         PositionTags(b"secret", 0),
     )
     core.link_up()
-    effects.resume.link_up()
+    effects.resume.answers.link_up()
     for device in devices:
         effects.resume.asked(Asked.of(cast(Message, StoredMessage(1, device, b"no position"))))
     return core, effects
@@ -164,7 +164,7 @@ def ended(core: Partition, effects: Effects, link: Connection, now_us: int, *, c
     link.epoch += 1
     core.flights.broker_answered()
     core.link_up()
-    effects.resume.link_up()
+    effects.resume.answers.link_up()
 
 
 def test_an_answer_at_which_the_broker_closes_is_given_up_and_no_command_is_blamed_for_it(

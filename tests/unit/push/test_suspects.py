@@ -48,11 +48,11 @@ class Shell:
                     found.append(action)
                 elif isinstance(action, DeadLetter):
                     self.dead.append(action)
-                    self.core.dead_letter_stored(action.position)
+                    self.core.settlement.dead_letter_stored(action.position)
                 elif isinstance(action, StoreReceipt):
                     if action.receipt.state == "rejected":
                         self.rejected.append((action.receipt.command_id, action.receipt.reason))
-                    self.core.receipt_stored(action.position)
+                    self.core.settlement.receipt_stored(action.position)
                 elif hasattr(action, "device"):
                     self.core.cursor_stored(action.device)  # type: ignore[union-attr]
         return found
