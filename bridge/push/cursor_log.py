@@ -25,7 +25,6 @@ __all__ = [
     "CursorLog",
     "CursorRecords",
     "CursorRewriter",
-    "Cursors",
     "CursorsAged",
     "CursorsForgotten",
     "Failed",
@@ -36,34 +35,16 @@ __all__ = [
 
 _OURS: Final = "\0"
 """Keys that begin with it are push's own, and of no device."""
-_A_CURSOR: Final = b'"position":'
-_AN_OWNER: Final = b'"owner":'
-_A_TERM: Final = b'"term":'
 _LATE: Final = -1
 
 
 def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
     """Return the record of an owner, None for any other. Raises ContractError for one that cannot be read."""
-    return OwnerRecord.decode(payload) if key == OWNER_KEY and not _is_foreign(key, payload) else None
-
-
-def _is_foreign(key: str, payload: bytes) -> bool:
-    """Whether a record under one of push's own keys says nothing that push would write there.
-
-    Where earlier releases took a command to a device of such a name, push itself wrote its cursor there.
-    """
-    if not key.startswith(_OURS):
-        return False
-    if key == OWNER_KEY:
-        return _AN_OWNER not in payload
-    if key == TERM_KEY:
-        return _A_TERM not in payload
-    device = ids_device(key) or segment_device(key)
-    return not device or device.startswith(_OURS) or _A_CURSOR in payload
+    return OwnerRecord.decode(payload) if key == OWNER_KEY else None
 
 
 class CursorRecords:
-    """Cursors by device, segments of parked ids by device and key, and the last record of an owner.
+    """What a cursors partition contains: cursors by device, segments of parked ids, and the last record of an owner.
 
     ``whole`` adds the ids that are stored apart to their cursors, and finds those without a cursor.
     """
@@ -73,6 +54,7 @@ class CursorRecords:
         self._capacity = capacity
         self.by_device: dict[str, Cursor] = {}
         self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
+        """Segments of parked ids, by device and key."""
         self.stale: set[str] = set()
         """Devices whose last record is outdated: the cursor is to be written again."""
         self.uncertain: set[str] = set()
@@ -83,8 +65,14 @@ class CursorRecords:
         self.unread_ids: list[tuple[str, str]] = []
         """Key and reason of those that ``whole`` left out."""
         self.owner: OwnerRecord | None = None
-        self.secret: bytes | None = None
-        """The partition's secret, from the last term that began; None before the first."""
+        self.secret = b""
+        """The partition's secret, from the last term that began; empty before the first."""
+        self.clean = False
+        """Whether the former owner left cleanly, or there was none, and every record was read."""
+        self.until = EARLIEST
+        """The reader's own record, up to which the partition was read."""
+        self.left_us = 0
+        """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
         self._last_begun: str | None = None  # the writer of the last term that began; None before the first
         self._terms: dict[str, int] = {}  # of writers, in the order in which they began
         self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
@@ -92,40 +80,37 @@ class CursorRecords:
 
     def take(self, key: str, payload: bytes, writer: str = "") -> bool:
         """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
-        a foreign one, which counts for nothing. Raises ContractError for one that cannot be read, or not by this
-        release: the takeover goes on without it. What its device had is unknown then, so its commands are sent again,
-        marked as repetitions.
+        one under a key that push does not use. Raises ContractError for one that cannot be read, or not by this release:
+        the takeover goes on without it. What its device had is unknown then, so its commands are sent again, marked as
+        repetitions.
         """
-        if _is_foreign(key, payload):
-            return False
-        try:
-            self._take(key, payload, writer)
-        except ContractError:
-            if not key.startswith(_OURS) and name_problem(key, MAX_NAME_BYTES) is None:
-                self.by_device.setdefault(key, Cursor(self._capacity))
-                self.uncertain.add(key)
-            raise
-        return True
-
-    def _take(self, key: str, payload: bytes, writer: str) -> None:
         term = self._term_of(writer)
         if key == TERM_KEY:
             self.secret = read_term(payload)
             self._last_begun = writer
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
-        elif (ids_of := ids_device(key)) is not None:
+        elif ids_of := ids_device(key):
             self._take_ids(ids_of, payload, term)
         elif (parked_for := segment_device(key)) is not None:
             if payload:
                 self.parked[parked_for][key] = payload
             else:
                 self.parked[parked_for].pop(key, None)
+        elif key.startswith(_OURS):
+            return False
         elif not payload:
             self.by_device.pop(key, None)  # a tombstone
             self._ids.pop(key, None)
         else:
-            self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+            try:
+                self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+            except ContractError:
+                if name_problem(key, MAX_NAME_BYTES) is None:
+                    self.by_device.setdefault(key, Cursor(self._capacity))
+                    self.uncertain.add(key)
+                raise
+        return True
 
     def _term_of(self, writer: str) -> int:
         """Return where a record belongs in the order of the owners. The last term that began shows it better than the first
@@ -203,29 +188,6 @@ class Failed:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class Cursors:
-    """What a cursors partition contains."""
-
-    by_device: dict[str, Cursor]
-    parked: dict[str, dict[str, bytes]]
-    """Segments of parked ids, by device and key."""
-    stale: set[str]
-    """Devices whose cursor is to be written again, because an outdated record is the last one."""
-    uncertain: set[str]
-    """Devices whose cursor may be outdated, without a better record."""
-    orphans: list[str]
-    """Devices of which only ids are left."""
-    clean: bool
-    """Whether the former owner left cleanly, or there was none."""
-    until: MessageId
-    """Our own record, up to which the partition was read."""
-    secret: bytes
-    """The partition's secret: that of the former owners, a new one if there was none."""
-    left_us: int
-    """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
-
-
 class Writes:
     """Writes that Pulsar has not answered. ``post`` gets ``Stored`` or ``Failed``, on a thread of Pulsar's client."""
 
@@ -280,19 +242,18 @@ class CursorLog:
         """So many writes, receipts apart, Pulsar has not answered."""
         return self._writes.unanswered
 
-    def read(self, own: OwnerRecord, capacity: int) -> Cursors:
-        """Read the partition up to ``own``, which this owner has written before.
+    def read(self, own: OwnerRecord, capacity: int) -> CursorRecords:
+        """Read the partition up to ``own``, which this owner has written before. Without a secret it gets a new one.
 
         A record that cannot be read is reported and left out. Raises TransientError when Pulsar stops answering.
         """
         found = CursorRecords(capacity)
-        until = EARLIEST
         left_ms = unread = 0
         for key, payload, where, at_ms, writer in self._records(EARLIEST, compacted=True):
             try:
                 record = owner_record(key, payload)
                 if record is not None and (record.token, record.serial) == (own.token, own.serial):
-                    until = where
+                    found.until = where
                     break
                 if not found.take(key, payload, writer):
                     leave_out_foreign(self.topic, where, f"its key is {key[:_SHOWN]!r}", key)
@@ -303,17 +264,10 @@ class CursorLog:
         cursors, former = found.whole(), found.owner
         for key, why in found.unread_ids:
             leave_out(self.topic, why, key=key)
-        return Cursors(
-            cursors,
-            found.parked,
-            found.stale,
-            found.uncertain,
-            found.orphans,
-            clean=(former.clean if former is not None else not cursors) and not unread,
-            until=until,
-            secret=found.secret or new_secret(),
-            left_us=left_ms * 1000,
-        )
+        found.clean = (former.clean if former is not None else not cursors) and not unread
+        found.secret = found.secret or new_secret()
+        found.left_us = left_ms * 1000
+        return found
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``."""
@@ -406,7 +360,7 @@ class CursorRewriter:
         self._next = 0.0
         self._secret = b""  # of the partition, once it is taken over
 
-    def taken_over(self, found: Cursors, horizon: CommandPosition | None) -> None:
+    def taken_over(self, found: CursorRecords, horizon: CommandPosition | None) -> None:
         """Write outdated cursors again, and then that our term begins. ``horizon``: the last command; up to there a device
         may have received commands that no record shows, which an owner that dies meanwhile leaves to the next.
         """

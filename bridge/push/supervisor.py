@@ -27,7 +27,7 @@ from bridge.errors import (
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.push.connection import Connection
-from bridge.push.cursor_log import CursorRewriter, Cursors, CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.groups.payloads import Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
@@ -166,7 +166,7 @@ class Standby:
                 key=key,
             )
 
-    def _serve(self, owner: Owner, cursors: Cursors) -> None:
+    def _serve(self, owner: Owner, cursors: CursorRecords) -> None:
         connection = self._connection
         owner.begin()
         # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
