@@ -140,11 +140,6 @@ class Parking:
             self._replay.unmarked.add(name)
         self._probes.restore(name, parked, now_us)
 
-    @property
-    def parks_absent(self) -> bool:
-        """Whether a sign of absence parks a device."""
-        return self._limits.presence.park_absent
-
     def is_uncertain(self, device: Device) -> bool:
         """Return whether the device may have received a queued command that no stored record shows."""
         horizon = self._horizon

@@ -65,7 +65,7 @@ class Probes:
 
     def is_away(self, device: Device, now_us: int) -> bool:
         """Return whether a device counts as absent."""
-        if self._limits.presence.park_absent and self._presence.absent(device.name):
+        if self._presence.absent(device.name):
             return True
         seen, silence = self._presence.seen_us(device.name), self._limits.presence.silence_us
         return bool(seen and silence and now_us - seen >= silence)
