@@ -52,7 +52,6 @@ GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
 CURSOR_VERSION: Final = 2  # also of the separate record of ids; version 1, which contains all ids, is read as well
 SEGMENT_VERSION: Final = 1
-MOVED_VERSION: Final = 2  # of a segment of parked commands that names copies in ``PARKED_TOPIC``
 PRESENCE_VERSION: Final = 1
 """Of a record on ``PRESENCE_TOPIC``; ``bridge/contract/presence.py`` defines its form."""
 INSTANCE_VERSION: Final = 1
