@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -175,11 +175,6 @@ def follow_compaction(
             consumer.close()
 
 
-def _after(first: LogRecord, rest: Iterator[LogRecord]) -> Iterator[LogRecord]:
-    yield first
-    yield from rest
-
-
 class _Reading:
     """One partition, as read by its subscription and by its compacted view."""
 
@@ -215,7 +210,7 @@ class _Reading:
             close_quietly(reader)
 
     def follow_oldest(self, consumer: Any, subscription: str, first: LogRecord | None) -> Move:
-        """Move the subscription to the oldest message that is the last of its key; ``first`` is what the subscription shows first."""
+        """Move the subscription to the oldest message that is the last of its key; ``first`` is what it shows first."""
         with closing(self.view(EARLIEST)) as view:
             oldest = next((kept for kept in view if not kept.foreign), None)
         if first is None or oldest is None:  # nothing came in time: where the subscription is, is unknown
@@ -229,7 +224,7 @@ class _Reading:
             self._log_move(subscription, oldest.position)
             return Move(True, oldest)
         if oldest.aged(time.time()):
-            retained = _after(first, islice(self.retained(consumer), _A_LOOK))
+            retained = chain([first], islice(self.retained(consumer), _A_LOOK))
             with closing(self._compacted_away(first, retained)) as gone:
                 if next(gone, None) is None:
                     self._warn_if_not_compacted()
@@ -237,7 +232,7 @@ class _Reading:
 
     def follow_view(self, consumer: Any, subscription: str, first: LogRecord) -> Move:
         """Move the subscription to the last message that was compacted away."""
-        last = deque(self._compacted_away(first, _after(first, self.retained(consumer))), maxlen=1)
+        last = deque(self._compacted_away(first, chain([first], self.retained(consumer))), maxlen=1)
         found = last[0] if last else None
         if found is None or not is_before(first.position, found.position):
             self._warn_if_not_compacted()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -92,48 +92,36 @@ def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
     return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]
 
 
+@dataclass(slots=True, eq=False)
 class Cursor:
     """The cursor of one device. It remembers the last ``capacity`` settled ids and more of the last days, see
     ``bridge.push.remembered_ids``.
     """
 
-    __slots__ = (
-        "_fresh",
-        "_ids",
-        "_unnamed",
-        "_written",
-        "capacity",
-        "delivered_at_ms",
-        "maybe_seen_to",
-        "online",
-        "position",
-        "resend",
-        "resend_from",
-        "unproven",
-    )
+    capacity: int
+    position: CommandPosition = BEFORE_ALL
+    resend_from: CommandPosition | None = None
+    """Parked commands above it are to be sent although they are below ``position``: the broker had them, and the device
+    perhaps not (H26). None: all that is parked is above ``position``."""
+    resend: list[ParkedId] = field(default_factory=list)
+    """These commands, until they are sent: their segments may not be stored when the owner dies."""
+    unproven: list[Unproven] = field(default_factory=list)
+    """What the broker confirmed lately without a sign of life of the device since: the last ``MAX_UNPROVEN``, in order."""
+    delivered_at_ms: int = 0
+    """When the device's last command was confirmed, in ms since the epoch; 0 if none was, or unknown."""
+    online: bool = False
+    """The device gave a sign of life after its commands were parked, and no sign of absence since: an owner that dies
+    while it sends them leaves the rest to the next one."""
+    maybe_seen_to: CommandPosition | None = None
+    """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
+    late, and the records of its successor are lost (H23). None: nothing is uncertain."""
+    _written: bool = False
+    _ids: RememberedIds = field(init=False)
+    _fresh: int = 0  # so many of the last ids are in no record apart
+    _unnamed: int = 0  # so many of the last ids were in no record yet
 
-    def __init__(self, capacity: int, position: CommandPosition = BEFORE_ALL) -> None:
-        self.capacity = capacity
-        self.position = position
-        self.resend_from: CommandPosition | None = None
-        """Parked commands above it are to be sent although they are below ``position``: the broker had them, and the device
-        perhaps not (H26). None: all that is parked is above ``position``."""
-        self.resend: list[ParkedId] = []
-        """These commands, until they are sent: their segments may not be stored when the owner dies."""
-        self.unproven: list[Unproven] = []
-        """What the broker confirmed lately without a sign of life of the device since: the last ``MAX_UNPROVEN``, in order."""
-        self._written = False
-        self.delivered_at_ms = 0
-        """When the device's last command was confirmed, in ms since the epoch; 0 if none was, or unknown."""
-        self.online = False
-        """The device gave a sign of life after its commands were parked, and no sign of absence since: an owner that dies
-        while it sends them leaves the rest to the next one."""
-        self.maybe_seen_to: CommandPosition | None = None
-        """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
-        late, and the records of its successor are lost (H23). None: nothing is uncertain."""
-        self._ids = RememberedIds(capacity)
-        self._fresh = 0  # so many of the last ones are in no record apart
-        self._unnamed = 0  # so many of the last ones were in no record yet
+    def __post_init__(self) -> None:
+        self._ids = RememberedIds(self.capacity)
 
     def knows(self, command_id: str) -> bool:
         """Return whether this command was settled lately: the device had it, or it is in the dead letters."""

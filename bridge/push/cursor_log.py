@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
-from bridge.pulsar.sending import close_quietly
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.push.partition import Partition
-from bridge.push.position_reader import leave_out_foreign, record_key
+from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.push.position_tags import new_secret
 from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
@@ -170,7 +170,6 @@ class CursorRecords:
         self.by_device[device] = cursor
 
 
-_READ_PATIENCE_MS: Final = 10_000
 _SHOWN: Final = 80
 
 
@@ -249,18 +248,20 @@ class CursorLog:
         """
         found = CursorRecords(capacity)
         left_ms = unread = 0
-        for key, payload, where, at_ms, writer in self._records(EARLIEST, compacted=True):
-            try:
-                record = owner_record(key, payload)
-                if record is not None and (record.token, record.serial) == (own.token, own.serial):
-                    found.until = where
-                    break
-                if not found.take(key, payload, writer):
-                    leave_out_foreign(self.topic, where, f"its key is {key[:_SHOWN]!r}", key)
-            except ContractError as e:
-                unread += 1
-                leave_out_foreign(self.topic, where, str(e), key)
-            left_ms = max(left_ms, at_ms)
+        with closing(read_records(self._client, self.topic, EARLIEST, compacted=True)) as records:
+            for key, message in records:
+                payload, where = message.data(), message.message_id()
+                try:
+                    record = owner_record(key, payload)
+                    if record is not None and (record.token, record.serial) == (own.token, own.serial):
+                        found.until = where
+                        break
+                    if not found.take(key, payload, message.producer_name()):
+                        leave_out_foreign(self.topic, where, f"its key is {key[:_SHOWN]!r}", key)
+                except ContractError as e:
+                    unread += 1
+                    leave_out_foreign(self.topic, where, str(e), key)
+                left_ms = max(left_ms, message.publish_timestamp())
         cursors, former = found.whole(), found.owner
         for key, why in found.unread_ids:
             leave_out(self.topic, why, key=key)
@@ -271,32 +272,18 @@ class CursorLog:
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``."""
-        for key, payload, where, _, _ in self._records(start, compacted=False):
-            try:
-                record = owner_record(key, payload)
-            except ContractError as e:
-                leave_out_foreign(self.topic, where, str(e), key)
-                return True  # any writer of it shows that our producer was not the only one
-            if record is not None:
-                if record.token != own.token:
+        with closing(read_records(self._client, self.topic, start)) as records:
+            for key, message in records:
+                try:
+                    record = owner_record(key, message.data())
+                except ContractError as e:
+                    leave_out_foreign(self.topic, message.message_id(), str(e), key)
+                    return True  # any writer of it shows that our producer was not the only one
+                if record is not None and record.token != own.token:
                     return True
-                if record.serial == own.serial:
+                if record is not None and record.serial == own.serial:
                     break
         return False
-
-    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId, int, str]]:
-        """Yield key, payload, id, publish time (ms since the epoch) and producer of each record."""
-        reader: Any = self._client.reader(self.topic, start, compacted=compacted)
-        try:
-            while True:
-                with our_errors(f"reading {self.topic}"):
-                    message = reader.read_next(_READ_PATIENCE_MS)
-                stamp = message.publish_timestamp()
-                key = record_key(message, self.topic)
-                if key is not None:
-                    yield key, message.data(), message.message_id(), stamp, message.producer_name()
-        finally:
-            close_quietly(reader)
 
     def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
         """Write a cursor, the last one of its records, after the others; as ``write_record`` for each."""

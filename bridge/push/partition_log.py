@@ -69,10 +69,8 @@ class Seen:
 
 
 class PresenceLog:
-    """Reads the partition of the presence topic that has the number of a commands partition. ``post`` is called on the
-    thread of this log.
-
-    Reads the signs of life that ingest notes in Pulsar, on a thread of its own.
+    """Reads the signs of life that ingest notes in Pulsar, on a thread of its own: in the partition of the presence topic
+    that has the number of a commands partition. ``post`` is called on that thread.
 
     It begins with the last sign of each device in the compacted topic, and continues with new ones. Push does not wait
     for it: while the first ones are read, a device counts as online.

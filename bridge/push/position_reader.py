@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -38,6 +38,7 @@ __all__ = [
     "StoredMessage",
     "leave_out_foreign",
     "position_of",
+    "read_records",
     "record_key",
     "stored_message",
 ]
@@ -69,6 +70,37 @@ def record_key(message: Message, topic: str) -> str | None:
     return key
 
 
+def read_records(
+    client: PulsarClient,
+    topic: str,
+    start: MessageId,
+    *,
+    compacted: bool = False,
+    inclusive: bool = True,
+    over: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[str, Message]]:
+    """Yield key and message of each record in a topic that only push writes, until the caller has the last one that it
+    waits for, or ``over``. Foreign records are reported and left out, and so is what compaction leaves of a message in the
+    midst of a batch.
+
+    Raises TransientError when nothing comes for ten seconds.
+    """
+    reader: Any = client.reader(topic, start, compacted=compacted, inclusive=inclusive)
+    try:
+        while True:
+            end = time.monotonic() + _RECORD_PATIENCE_S
+            while (message := received(reader.read_next, _READ_MS, f"reading {topic}")) is None:
+                if over():
+                    return
+                if time.monotonic() > end:
+                    raise TransientError(f"reading {topic}: nothing comes")
+            key = record_key(message, topic)
+            if key or (key is not None and message.data()):
+                yield key, message
+    finally:
+        close_quietly(reader)
+
+
 def leave_out_foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
     """Report a record in a topic that only push writes, and leave it out."""
     leave_out(topic, why, position=str(position_of(where)), key=key)
@@ -98,6 +130,7 @@ _PASSED: Final = 4000
 _PASSED_BYTES: Final = 4 * 1024 * 1024
 """What is kept of that."""
 _READ_MS: Final = 500
+_RECORD_PATIENCE_S: Final = 10.0
 _PATIENCE_S: Final = 30.0
 _OPENING_S: Final = 0.05
 _ENTRY_S: Final = 0.0005

@@ -5,7 +5,8 @@ Which devices are parked is the matter of ``parking``; ``probes`` decides when a
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import heapq
+from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
@@ -23,16 +24,8 @@ __all__ = ["PROBE_EVERY", "Budget", "Replay", "ReplayScheduler"]
 PROBE_EVERY: Final = 8
 
 
-class _Entry(NamedTuple):
-    head: CommandPosition
-    name: str
-    device: Device
-
-
 class ReplayScheduler:
-    """Devices that want some of their parked commands, each once.
-
-    In which order the parked commands of devices are read.
+    """Devices that want some of their parked commands, each once, and in which order these are read.
 
     They are read in rounds, each in the order of the log by the first command that each device still waits for: so reads lie
     close together, with any number of devices. A device that wants more waits for the next round. One of eight turns is for
@@ -76,28 +69,29 @@ class ReplayScheduler:
 
 class _Rounds:
     def __init__(self) -> None:
-        self._round: list[_Entry] = []  # the last one is the next
-        self._following: list[_Entry] = []
-        self._entries: dict[str, _Entry] = {}  # others in the lists were removed
+        self._round = 0
+        self._heap: list[tuple[int, CommandPosition, str]] = []  # round, head and name
+        self._waiting: dict[str, tuple[tuple[int, CommandPosition, str], Device]] = {}  # other entries were removed
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def add(self, device: Device, head: CommandPosition) -> None:
-        entry = self._entries[device.name] = _Entry(head, device.name, device)
-        self._following.append(entry)
+        entry = (self._round + 1, head, device.name)
+        self._waiting[device.name] = entry, device
+        heapq.heappush(self._heap, entry)
 
     def discard(self, device: Device) -> None:
-        self._entries.pop(device.name, None)
+        self._waiting.pop(device.name, None)
 
     def next(self) -> Device:
         while True:
-            if not self._round:
-                self._round, self._following = sorted(self._following, key=lambda one: one[:2], reverse=True), []
-            entry = self._round.pop()
-            if self._entries.get(entry.name) is entry:
-                del self._entries[entry.name]
-                return entry.device
+            entry = heapq.heappop(self._heap)
+            found, device = self._waiting.get(entry[2], (None, None))
+            if found is entry and device is not None:
+                self._round = entry[0]
+                del self._waiting[device.name]
+                return device
 
 
 _AHEAD: Final = 16

@@ -15,6 +15,7 @@ import json
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from struct import Struct
 from typing import Final, NamedTuple
@@ -143,33 +144,22 @@ def _id_of(numbers: Sequence[int], copy: Sequence[int] = _NO_COPY) -> ParkedId:
     return ParkedId(position, expires, bool(flags & 1), bool(flags & 2), where)
 
 
+@dataclass(slots=True, eq=False)
 class Parked:
     """The parked commands of one device, in the order of the log."""
 
-    __slots__ = (
-        "_copies",
-        "_first",
-        "_ids",
-        "_segments",
-        "copies_from",
-        "originals",
-        "originals_since_us",
-        "since_us",
-    )
-
-    def __init__(self) -> None:
-        self._ids = array("q")  # flat: a million of them take 40 MB
-        self._first = 0  # number of the first one
-        self._segments: list[_Segment] = []
-        self.since_us = 0
-        """When the device was parked: an earlier sign of life does not count (H31)."""
-        self._copies: array[int] | None = None  # of the copies, once there is one
-        self.originals = 0
-        """How many were not relocated."""
-        self.originals_since_us = 0
-        """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
-        self.copies_from: CommandPosition | None = None
-        """No copy is before it; None without copies."""
+    _ids: array[int] = field(default_factory=lambda: array("q"))  # flat: a million of them take 40 MB
+    _first: int = 0  # number of the first one
+    _segments: list[_Segment] = field(default_factory=list)
+    since_us: int = 0
+    """When the device was parked: an earlier sign of life does not count (H31)."""
+    _copies: array[int] | None = None  # of the copies, once there is one
+    originals: int = 0
+    """How many were not relocated."""
+    originals_since_us: int = 0
+    """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
+    copies_from: CommandPosition | None = None
+    """No copy is before it; None without copies."""
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any, Final
 
@@ -35,16 +36,14 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
-from bridge.pulsar.sending import Receipts, close_quietly
+from bridge.pulsar.sending import Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.partition_log import WrittenTopics
-from bridge.push.position_reader import leave_out_foreign, record_key
+from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
 
-_RECEIVE_MS: Final = 500
-_READ_PATIENCE_S: Final = 10.0
 _ANSWER_S: Final = 0.2
 _ANSWER_PATIENCE_S: Final = 60.0
 """Without any answer; a restart of Pulsar is shorter, and the client sends again what it had not answered."""
@@ -72,7 +71,7 @@ class GroupLog:
         self.commands = partition_name(settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
         self._roster = partition_name(settings.system_topic(GROUP_ROSTER_TOPIC), 0)
         self._producer: Producer | None = None
-        self._proof: Any = None  # reads what we write, and would show who writes besides
+        self._proof: Iterable[tuple[str, Message]] = ()  # what we write, and what anyone writes besides
         self._consumer: Any = None
         self._topics = WrittenTopics(client, settings)
 
@@ -91,18 +90,18 @@ class GroupLog:
         """
         roster = Roster()
         self._write_roster([OWNER])
-        reader: Any = self._client.reader(self._roster, EARLIEST, compacted=True)
-        try:
-            for key, owner, message in self._records(reader):
+        with closing(read_records(self._client, self._roster, EARLIEST, compacted=True, over=self._over)) as records:
+            for key, owner, message in self._owned(records):
                 if owner == self._token:
-                    self._proof = self._client.reader(self._roster, message.message_id(), inclusive=False)
+                    last = message.message_id()
                     break
                 try:
                     roster.take(key, message.data())
                 except ContractError as e:
                     leave_out_foreign(self._roster, message.message_id(), str(e), key)
-        finally:
-            close_quietly(reader)
+            else:
+                raise Stopped
+        self._proof = read_records(self._client, self._roster, last, inclusive=False, over=self._over)
         return roster
 
     def store(self, changes: Sequence[Change]) -> None:
@@ -110,34 +109,23 @@ class GroupLog:
         waits for exclusive access gets it again when its successor leaves, without any notice (H23).
         """
         self._write_roster(changes)
-        for _, owner, _ in islice(self._records(self._proof), len(changes)):
+        seen = 0
+        for _, owner, _ in islice(self._owned(self._proof), len(changes)):
             if owner not in (None, self._token):
                 raise FencedError("another process gave group commands to their members in between")
+            seen += 1
+        if seen < len(changes):
+            raise Stopped
 
-    def _records(self, reader: Any) -> Iterator[tuple[str, str | None, Message]]:
-        """Yield key, owner and message of each record. Foreign ones are reported and left out, and so is what compaction
-        leaves of a message in the midst of a batch.
-        """
-        while True:
-            message = self._next(reader)
-            key, payload = record_key(message, self._roster), message.data()
-            if key is None or (not key and not payload):
-                continue
+    def _owned(self, records: Iterable[tuple[str, Message]]) -> Iterator[tuple[str, str | None, Message]]:
+        """Yield key, owner and message of each record. Foreign ones are reported and left out."""
+        for key, message in records:
             try:
-                owner = owner_of(key, payload)
+                owner = owner_of(key, message.data())
             except ContractError as e:
                 leave_out_foreign(self._roster, message.message_id(), str(e))
             else:
                 yield key, owner, message
-
-    def _next(self, reader: Any) -> Message:
-        end = time.monotonic() + _READ_PATIENCE_S
-        while (message := received(reader.read_next, _RECEIVE_MS, f"reading {self._roster}")) is None:
-            if self._over():
-                raise Stopped
-            if time.monotonic() > end:
-                raise TransientError(f"reading {self._roster}: nothing comes")
-        return message
 
     def _write_roster(self, changes: Iterable[Change]) -> None:
         assert self._producer is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Final
 
 import structlog
@@ -23,26 +24,8 @@ _SIGNS: Final = "*?"
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether ``name`` is what ``pattern`` says: ``*`` is any text, ``?`` one character, all else itself.
-
-    It takes no longer than length by length, whatever the pattern.
-    """
-    at = star = mark = 0
-    p = 0
-    star = -1
-    while at < len(name):
-        if p < len(pattern) and pattern[p] == "*":
-            star, mark = p, at
-            p += 1
-        elif p < len(pattern) and pattern[p] in ("?", name[at]):
-            p += 1
-            at += 1
-        elif star >= 0:
-            mark += 1
-            p, at = star + 1, mark
-        else:
-            return False
-    return not pattern[p:].strip("*")
+    """Return whether ``name`` is what ``pattern`` says: ``*`` is any text, ``?`` one character, all else itself."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 class Membership:
