@@ -329,11 +329,8 @@ class CursorRewriter:
     device, what we know of it. At once: everything, if Pulsar has lost the partition, because only its owner knows what
     it contained. And slowly: records that are a day old; records of devices that do not exist any more are removed.
 
-    The retention subscription of the partition stays before the oldest record that is still the last of its key. So
-    each of them is in the log itself, and not in Pulsar's compacted view alone; by rewriting old records the owner lets
-    the subscription move on, and the log does not grow for ever. The view alone is not safe: if Pulsar dies while it
-    compacts, its horizon is behind the view it had, and readers get the first hundred entries of that and then the log
-    (apache/pulsar#25118).
+    The retention subscription of the partition stays before the oldest record that is still the last of its key
+    (``compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
     """
 
     def __init__(self, cursors: CursorLog) -> None:

@@ -144,29 +144,6 @@ class NothingComes(TransientError):
     """Raised when for half a minute no message comes, and Pulsar says that there is one."""
 
 
-class _Patience:
-    """Ends a read for which nothing comes."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._answers_since: float | None = None
-
-    def waited(self, doing: str, *, answered: bool) -> None:
-        """Nothing came again; ``answered``: Pulsar reports that there is a message.
-
-        Raises NothingComes when it reported so for half a minute, else TransientError after half a minute.
-        """
-        now = time.monotonic()
-        if not answered:
-            self._answers_since = None
-            if now - self._since > _PATIENCE_S:
-                raise TransientError(f"{doing}: Pulsar does not answer")
-        elif self._answers_since is None:
-            self._answers_since = now
-        elif now - self._answers_since > _PATIENCE_S:
-            raise NothingComes(f"{doing}: nothing comes")
-
-
 class Pace:
     """What a new reader costs, and an entry that is read on the way, as measured lately; all in seconds."""
 
@@ -239,7 +216,7 @@ class PositionReader:
     def read(self, wanted: CommandPosition) -> StoredMessage | None:
         """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
 
-        Raises NothingComes, and what a reader raises.
+        Raises NothingComes, TransientError when Pulsar does not answer for half a minute, and what a reader raises.
         """
         passed = self._passed.pop(wanted, None)
         if passed is not None:
@@ -248,7 +225,9 @@ class PositionReader:
         trying = self._at is not None and self._pace.reads_on(self._at, wanted, self._near)
         if not trying:
             self._open(wanted)
-        patience, end = _Patience(), time.monotonic() + self._pace.opening
+        since = time.monotonic()
+        end = since + self._pace.opening
+        answered_since: float | None = None
         while not self._over():
             came = self._next()
             if came is None:
@@ -256,7 +235,12 @@ class PositionReader:
                 if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
-                patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
+                now = time.monotonic()
+                answered_since = (answered_since or now) if more else None
+                if now - (answered_since or since) > _PATIENCE_S:
+                    if more:
+                        raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
+                    raise TransientError(f"reading {self._topic} at {wanted}: Pulsar does not answer")
                 continue
             message = stored_message(came)
             self._measure(message.position)

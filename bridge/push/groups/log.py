@@ -12,6 +12,8 @@ from contextlib import closing
 from itertools import islice
 from typing import Any, Final
 
+import structlog
+
 from bridge.contract import (
     COMMANDS_TOPIC,
     DEAD_LETTERS_TOPIC,
@@ -25,6 +27,7 @@ from bridge.contract import (
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.errors import ContractError, FencedError, TransientError
+from bridge.killpoints import reach
 from bridge.pulsar.client import (
     EARLIEST,
     Message,
@@ -38,11 +41,14 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.sending import Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
+from bridge.push.metrics import GroupMetrics
 from bridge.push.partition_log import WrittenTopics
 from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
+
+log = structlog.get_logger("push")
 
 _ANSWER_S: Final = 0.2
 _ANSWER_PATIENCE_S: Final = 60.0
@@ -63,16 +69,25 @@ class Stopped(Exception):
 class GroupLog:
     """The Pulsar objects of the expander while this process owns the roster, or tries to."""
 
-    def __init__(self, client: PulsarClient, settings: PulsarSettings, token: str, over: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        client: PulsarClient,
+        settings: PulsarSettings,
+        token: str,
+        over: Callable[[], bool],
+        metrics: GroupMetrics,
+    ) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
         self._client = client
         self._token = token
         self._over = over
+        self._metrics = metrics
         self.commands = partition_name(settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
         self._roster = partition_name(settings.system_topic(GROUP_ROSTER_TOPIC), 0)
         self._producer: Producer | None = None
         self._proof: Iterable[tuple[str, Message]] = ()  # what we write, and what anyone writes besides
         self._consumer: Any = None
+        self._received: Message | None = None
         self._topics = WrittenTopics(client, settings)
 
     def own(self) -> None:
@@ -116,6 +131,7 @@ class GroupLog:
             seen += 1
         if seen < len(changes):
             raise Stopped
+        reach("group_after_store")
 
     def _owned(self, records: Iterable[tuple[str, Message]]) -> Iterator[tuple[str, str | None, Message]]:
         """Yield key, owner and message of each record. Foreign ones are reported and left out."""
@@ -166,7 +182,8 @@ class GroupLog:
 
     def receive(self, timeout_ms: int) -> Message | None:
         """Return the next group command, None when none comes in time."""
-        return received(self._consumer.receive, timeout_ms, f"reading {self.commands}")
+        self._received = received(self._consumer.receive, timeout_ms, f"reading {self.commands}")
+        return self._received
 
     def release(self, position: CommandPosition) -> None:
         """Acknowledge everything up to a position, its whole entry included."""
@@ -175,25 +192,35 @@ class GroupLog:
 
     def write_entries(self, entries: Sequence[Command]) -> None:
         """Write commands to the commands topic, each device's in their order."""
+        reach("group_before_entries")
         for start in range(0, len(entries), _AT_ONCE):
             self._write([self._entry(entry) for entry in entries[start : start + _AT_ONCE]])
+        self._metrics.entries.inc(len(entries))
+        reach("group_after_entries")
 
     def _entry(self, entry: Command) -> _Sent:
         topic = self._topics.partition(COMMANDS_TOPIC, entry.device)
         more = {"properties": encode_command(entry), "event_timestamp": entry.emitted_at_us // 1000 or None}
         return self._topics.producer(topic, batching=True), topic, entry.device, b"", more
 
-    def tell(self, receipts: Sequence[Receipt]) -> None:
+    def write_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Write receipts; those of group commands are keyed by group."""
         self._write([self._receipt(receipt) for receipt in receipts])
+        for receipt in receipts:
+            if not receipt.device:
+                self._metrics.commands.labels(receipt.state).inc()
+        reach("group_after_receipt")
 
     def _receipt(self, receipt: Receipt) -> _Sent:
         key = receipt.device or receipt.group
         topic = self._topics.partition(RECEIPTS_TOPIC, key)
         return self._topics.producer(topic, batching=True), topic, key, receipt.encode(), {}
 
-    def give_up(self, message: Message, reason: str) -> None:
-        """Write a group command to the dead letters."""
+    def give_up(self, reason: str) -> None:
+        """Write the message that was received last to the dead letters."""
+        message = self._received
+        assert message is not None
+        log.warning("a command to a group is given up; see the dead letters", why=reason)
         key = letter_key(key_of(message) or "")
         payload, properties = dead_letter(
             message.data(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.health import Part
-from bridge.killpoints import reach
 from bridge.pulsar.client import (
     EARLIEST,
     NO_TEXT,
@@ -35,16 +34,7 @@ from bridge.pulsar.client import (
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
 from bridge.push.cursor import ids_device
-from bridge.push.groups.expanding import (
-    BadCommand,
-    Expander,
-    GiveUp,
-    Release,
-    Step,
-    Store,
-    Tell,
-    WriteEntries,
-)
+from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.membership import Membership
 from bridge.push.metrics import GroupMetrics
@@ -277,9 +267,8 @@ class _Session:
         self._metrics = metrics
         self._part = part
         self._stopping = stopping
-        self._log = GroupLog(client, settings.pulsar, uuid.uuid4().hex[:12], stopping.is_set)
+        self._log = GroupLog(client, settings.pulsar, uuid.uuid4().hex[:12], stopping.is_set, metrics)
         self.aged = threading.Event()
-        self._message: Message | None = None  # the one that the steps are about
 
     @contextmanager
     def owning(self) -> Iterator[None]:
@@ -297,7 +286,7 @@ class _Session:
                 self._known = KnownDevices(self._client, self._settings.pulsar, self._membership)
                 closing.callback(self._known.close)
             longest_us = int(push.groups.expiry * 1_000_000)
-            self._expander = Expander(roster, self._membership, push.groups.topic, longest_us)
+            self._expander = Expander(roster, self._membership, self._log, push.groups.topic, longest_us)
             self._own(self._log.subscribe)
             yield
 
@@ -315,70 +304,39 @@ class _Session:
         """Give out what comes until stopped. Raises Stopped, FencedError or TransientError."""
         self._look()
         self._table.take_all()
-        self._do(self._expander.resume(_now_us()))
+        self._expander.resume(_now_us())
         self._part.ready()
         log.info("groups are ours", open=self._expander.open)
         next_look = time.monotonic() + _LOOK_S
         while not self._stopping.is_set():
-            self._message = self._log.receive(_RECEIVE_MS)
-            if self._message is not None:
+            message = self._log.receive(_RECEIVE_MS)
+            if message is not None:
                 self._look()
                 self._table.take_all()
-                self._arrived(self._message)
+                self._arrived(message)
             elif time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_S
                 self._look()
             self._table.take()
-            self._do(self._expander.changed(_now_us()))
+            self._expander.changed(_now_us())
             due = self._expander.next_expiry_us()
-            if self._message is not None or (due is not None and due <= _now_us()):
-                self._do(self._expander.passed(_now_us()))
-            self._write_aged()
+            if message is not None or (due is not None and due <= _now_us()):
+                self._expander.passed(_now_us())
+            if self.aged.is_set():
+                self.aged.clear()
+                self._expander.aged()
+            self._expander.rewritten()
             self._metrics.open.set(self._expander.open)
         raise Stopped
-
-    def _write_aged(self) -> None:
-        if self.aged.is_set():
-            self.aged.clear()
-            self._expander.aged()
-        self._do(self._expander.rewritten())
 
     def _look(self) -> None:
         if self._known is not None:
             self._known.take()
 
     def _arrived(self, message: Message) -> None:
-        published_us = message.publish_timestamp() * 1000
-        steps = self._expander.arrived(
-            position_of(message.message_id()),
-            _decoded(message, self._settings.max_name_bytes),
-            published_us,
-            _now_us(),
-        )
-        self._do(steps)
-
-    def _do(self, steps: Iterable[Step]) -> None:
-        for step in steps:
-            if isinstance(step, WriteEntries):
-                reach("group_before_entries")
-                self._log.write_entries(step.entries)
-                self._metrics.entries.inc(len(step.entries))
-                reach("group_after_entries")
-            elif isinstance(step, Store):
-                self._log.store(step.changes)
-                reach("group_after_store")
-            elif isinstance(step, Tell):
-                self._log.tell(step.receipts)
-                for receipt in step.receipts:
-                    if not receipt.device:
-                        self._metrics.commands.labels(receipt.state).inc()
-                reach("group_after_receipt")
-            elif isinstance(step, GiveUp):
-                assert self._message is not None
-                log.warning("a command to a group is given up; see the dead letters", why=step.reason)
-                self._log.give_up(self._message, step.reason)
-            elif isinstance(step, Release):
-                self._log.release(step.position)
+        command = _decoded(message, self._settings.max_name_bytes)
+        position = position_of(message.message_id())
+        self._expander.arrived(position, command, message.publish_timestamp() * 1000, _now_us())
 
 
 def _decoded(message: Message, max_name_bytes: int = MAX_NAME_BYTES) -> GroupCommand | BadCommand:
