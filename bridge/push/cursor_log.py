@@ -336,11 +336,9 @@ class CursorRewriter:
     def __init__(self, cursors: CursorLog) -> None:
         self._log = cursors
         self._lost: deque[str] = deque()
-        self._aged: deque[str] = deque()
-        self._orphans: deque[str] = deque()
+        self._slow: deque[str] = deque()  # devices, and keys of push's own
         self._parked_bytes = 0  # of a device, on the average
         self._being_written = 0
-        self._term_follows = False  # written behind what is being rewritten
         self._next = 0.0
         self._secret = b""  # of the partition, once it is taken over
 
@@ -358,23 +356,22 @@ class CursorRewriter:
 
     def _write_term(self) -> None:
         self._log.write_record(TERM_KEY, term_record(self._secret), None)
-        self._term_follows = False
 
     def begin(self, event: CursorsForgotten | CursorsAged, core: Partition) -> None:
         """Note what is to be written."""
         if isinstance(event, CursorsAged):
-            self._aged = deque(core.devices.stored)
-            self._term_follows = True
-            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, len(self._aged))
+            devices = core.devices.stored
+            self._slow.extend((*devices, TERM_KEY))
+            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, len(devices))
             return
         self._write_term()
         self._lost = deque(core.devices.with_cursors)
-        self._aged.clear()
+        self._slow.clear()
         core.segments.rewrite_all(time.time_ns() // 1000)
 
     def remove_ids(self, orphans: Iterable[str]) -> None:
         """Remove the ids of devices without any other record: no owner would write them again."""
-        self._orphans.extend(orphans)
+        self._slow.extend(map(ids_key, orphans))
 
     def turn(self, core: Partition, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
@@ -388,33 +385,29 @@ class CursorRewriter:
             self._step(core, now)
 
     def _step(self, core: Partition, now: float) -> None:
-        devices = size = 0
-        while self._orphans and devices < _STEP_DEVICES:
-            orphan = self._orphans.popleft()
-            devices += 1
-            if (
-                core.devices.cursor_of(orphan) is None
-            ):  # else the device exists again, and they are written with its cursor
-                self._log.write_record(ids_key(orphan), b"", None)
-        while self._aged and devices < _STEP_DEVICES and size < _STEP_BYTES:
-            device = self._aged.popleft()
-            core.segments.rewrite(device)
-            size += self._parked_bytes
-            cursor = core.devices.cursor_of(device)
-            if cursor is not None:
-                records = cursor.records(device, all_keys=True)
-                size += sum(len(key) + len(payload) for key, payload in records)
-                self._log.write_cursor(records, None)
-            devices += 1
-        if self._term_follows and not self._aged:
-            self._write_term()
+        count = size = 0
+        while self._slow and count < _STEP_DEVICES and size < _STEP_BYTES:
+            name = self._slow.popleft()
+            count += 1
+            if name == TERM_KEY:
+                self._write_term()
+            elif (orphan := ids_device(name)) is not None:
+                if core.devices.cursor_of(orphan) is None:  # else the ids are written with the cursor
+                    self._log.write_record(name, b"", None)
+            else:
+                core.segments.rewrite(name)
+                size += self._parked_bytes
+                cursor = core.devices.cursor_of(name)
+                if cursor is not None:
+                    records = cursor.records(name, all_keys=True)
+                    size += sum(len(key) + len(payload) for key, payload in records)
+                    self._log.write_cursor(records, None)
         self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
 
     def drain(self) -> None:
         """Leave to the next owner what is not urgent. Our term must not be the oldest record."""
-        self._aged.clear()
+        self._slow.clear()
         self._write_term()
-        self._orphans.clear()
 
     def stored(self) -> None:
         """One that was written with the token ``CursorsForgotten`` is stored."""

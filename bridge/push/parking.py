@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
@@ -81,37 +82,24 @@ _STAYING: Final = (
 """At the head of the queue they stay: they need no push any more."""
 
 
+@dataclass(eq=False)
 class Parking:
     """Decides what is parked, and parks it."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        horizon: CommandPosition | None,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        segments: SegmentLog,
-        settlement: Settlement,
-        late: LateAnswers,
-        replay: Replay,
-        probes: Probes,
-        presence: Presence,
-    ) -> None:
-        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
-        self._limits = limits
-        self._horizon = horizon
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._segments = segments
-        self._settlement = settlement
-        self._late = late
-        self._replay = replay
-        self._probes = probes
-        self._presence = presence
-        self.unread: list[tuple[str, str]] = []
-        """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
+    _limits: Limits
+    _horizon: CommandPosition | None
+    """Up to there the former owner may have sent more than the cursors show; None if it did not."""
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _segments: SegmentLog
+    _settlement: Settlement
+    _late: LateAnswers
+    _replay: Replay
+    _probes: Probes
+    _presence: Presence
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
     def restore(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         """Load what former owners parked for a device. ``left_us``: when the last of them wrote last; it has evaluated

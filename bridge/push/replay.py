@@ -6,6 +6,7 @@ Which devices are parked is the matter of ``parking``; ``probes`` decides when a
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
@@ -126,36 +127,29 @@ class Budget:
         return self._at_us + int(missing * _SECOND / self._rate) + 1
 
 
+@dataclass(eq=False)
 class Replay:
     """The parked commands that are being read, or were read and are not settled."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        flights: Flights,
-        segments: SegmentLog,
-        settlement: Settlement,
-        late: LateAnswers,
-    ) -> None:
-        self._window = limits.parked.replay_window
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._flights = flights
-        self._segments = segments
-        self._settlement = settlement
-        self._late = late
-        self._epochs = 0
-        self._failing: set[CommandPosition] = set()  # pulled commands that online devices do not answer
-        self.coming = 0
-        """Parked commands that are being read."""
-        self.scheduler = ReplayScheduler()
-        self.budget = Budget(limits.parked.replay_rate, limits.parked.replay_window)
-        self.unmarked: set[str] = set()
-        """Devices with parked commands that were sent and that no stored segment marks as such."""
+    _limits: Limits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _flights: Flights
+    _segments: SegmentLog
+    _settlement: Settlement
+    _late: LateAnswers
+    _epochs: int = 0
+    _failing: set[CommandPosition] = field(default_factory=set)  # pulled commands that online devices do not answer
+    coming: int = 0
+    """Parked commands that are being read."""
+    scheduler: ReplayScheduler = field(default_factory=ReplayScheduler)
+    budget: Budget = field(init=False)
+    unmarked: set[str] = field(default_factory=set)
+    """Devices with parked commands that were sent and that no stored segment marks as such."""
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self._limits.parked.replay_rate, self._limits.parked.replay_window)
 
     # --- modes ---
 
@@ -224,8 +218,9 @@ class Replay:
     @property
     def _room(self) -> int:
         # Commands of devices that do not answer wait for long, one of each device: others need the window.
-        failing = min(len(self._failing), _FAILING * self._window)
-        return self._window - self.coming - (self._commands.pulled_count - failing)
+        window = self._limits.parked.replay_window
+        failing = min(len(self._failing), _FAILING * window)
+        return window - self.coming - (self._commands.pulled_count - failing)
 
     @property
     def may_pull(self) -> bool:

@@ -53,17 +53,17 @@ def _earlier(one: CommandPosition | None, other: CommandPosition | None) -> Comm
     return min((position for position in (one, other) if position is not None), default=None)
 
 
+@dataclass(eq=False)
 class Retention:
     """Finds the oldest command and the oldest copy that push may still read."""
 
-    def __init__(self, limits: Limits, commands: CommandRegistry, devices: Devices, relocation: Relocation) -> None:
-        self._limits = limits
-        self._commands = commands
-        self._devices = devices
-        self._relocation = relocation
-        self._scan: _Scan | None = None
-        self._last_scan: _Scan | None = None
-        self._former: deque[tuple[int, CommandPosition]] = deque()  # when what was the oldest
+    _limits: Limits
+    _commands: CommandRegistry
+    _devices: Devices
+    _relocation: Relocation
+    _scan: _Scan | None = None
+    _last_scan: _Scan | None = None
+    _former: deque[tuple[int, CommandPosition]] = field(default_factory=deque)  # when what was the oldest
 
     @property
     def scanning(self) -> bool:
@@ -176,6 +176,7 @@ class _Current:
         return self.copying or self.storing
 
 
+@dataclass(eq=False)
 class Relocation:
     """Relocates the commands of devices that are offline for long, one segment after the other.
 
@@ -196,32 +197,22 @@ class Relocation:
     device that comes online during a relocation is served from the old position, and the relocation is given up.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        devices: Devices,
-        flights: Flights,
-        segments: SegmentLog,
-        replay: Replay,
-        probes: Probes,
-    ) -> None:
-        self._limits = limits
-        self._outbox = outbox
-        self._devices = devices
-        self._flights = flights
-        self._segments = segments
-        self._replay = replay
-        self._probes = probes
-        self._names: deque[str] = deque()  # devices with commands to relocate
-        self._current: _Current | None = None
-        self._count = 0
-        self._finds = False  # this scan looks for more
-        self._scanned_copies: list[CommandPosition] = []  # stored since the scan began
-        self.has_turn = True
-        """Relocation comes before the next probe."""
-        self.last_copy: CommandPosition | None = None
-        """The last copy that was made."""
+    _limits: Limits
+    _outbox: Outbox
+    _devices: Devices
+    _flights: Flights
+    _segments: SegmentLog
+    _replay: Replay
+    _probes: Probes
+    _names: deque[str] = field(default_factory=deque)  # devices with commands to relocate
+    _current: _Current | None = None
+    _count: int = 0
+    _finds: bool = False  # this scan looks for more
+    _scanned_copies: list[CommandPosition] = field(default_factory=list)  # stored since the scan began
+    has_turn: bool = True
+    """Relocation comes before the next probe."""
+    last_copy: CommandPosition | None = None
+    """The last copy that was made."""
 
     # --- the scan of ``retention`` ---
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from bridge.contract import Receipt
@@ -53,30 +53,26 @@ class BadCommand:
     group: str = ""
 
 
+@dataclass(eq=False)
 class Expander:
     """Gives group commands to members. An event that raises is half done: the next owner completes it."""
 
-    def __init__(
-        self,
-        roster: Roster,
-        membership: Membership,
-        log: GroupLog,
-        template: str,
-        longest_us: int,
-        chunk: int = CHUNK,
-    ) -> None:
-        """``template`` is for commands that name no topic; ``longest_us`` bounds how long one may be open."""
-        self._roster = roster
-        self._membership = membership
-        self._log = log
-        self._template = template
-        self._longest_us = longest_us
-        self._chunk = chunk
-        self._ids = {(one.command.group, one.command.command_id) for one in roster.open.values()}
-        self._handled: deque[CommandPosition] = deque()  # came, and not released; in order
-        self._highest = BEFORE_ALL
-        self._first = True
-        self._aged: deque[tuple[Any, ...]] = deque()
+    _roster: Roster
+    _membership: Membership
+    _log: GroupLog
+    _template: str
+    """For commands that name no topic."""
+    _longest_us: int
+    """How long a command may be open."""
+    _chunk: int = CHUNK
+    _ids: set[tuple[str, str]] = field(init=False)
+    _handled: deque[CommandPosition] = field(default_factory=deque)  # came, and not released; in order
+    _highest: CommandPosition = BEFORE_ALL
+    _first: bool = True
+    _aged: deque[tuple[Any, ...]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._ids = {(one.command.group, one.command.command_id) for one in self._roster.open.values()}
 
     @property
     def open(self) -> int:
