@@ -167,13 +167,13 @@ class _Current:
     parked: Parked
     wanted: list[CommandPosition]
     copies: list[CommandPosition] = field(default_factory=list)
-    copying: bool = False
-    storing: bool = False
+    waiting: bool = False
+    """Pulsar has to answer first."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether Pulsar has to answer first."""
-        return self.copying or self.storing
+    def copied(self) -> bool:
+        """Whether all copies are made, and their segment is being stored."""
+        return len(self.copies) == len(self.wanted)
 
 
 @dataclass(eq=False)
@@ -238,7 +238,7 @@ class Relocation:
         copies = list(self._scanned_copies)
         if current is None:
             return None, copies
-        return current.wanted[0] if current.storing else None, copies + current.copies
+        return current.wanted[0] if current.copied else None, copies + current.copies
 
     def _precedes_probe(self, device: Device, now_us: int) -> bool:
         """Whether the device only waits to be probed, which may take any time, and has commands to relocate."""
@@ -254,7 +254,7 @@ class Relocation:
     @property
     def copying(self) -> bool:
         """Whether commands are being copied."""
-        return self._current is not None and self._current.copying
+        return self._current is not None and self._current.waiting and not self._current.copied
 
     @property
     def _may_copy(self) -> bool:
@@ -287,7 +287,7 @@ class Relocation:
         if count:
             budget.tokens -= count
             self.has_turn = False
-            current.copying = True
+            current.waiting = True
             self._outbox.add(Copy(current.number, tuple(left[:count])))
 
     def _next(self) -> _Current | None:
@@ -312,9 +312,9 @@ class Relocation:
         current = self._current
         if current is None or current.number != number:
             return
-        current.copying = False
+        current.waiting = False
         current.copies += copies
-        if len(current.copies) == len(current.wanted):
+        if current.copied:
             self._store(current, now_us)
 
     def _store(self, current: _Current, now_us: int) -> None:
@@ -328,7 +328,7 @@ class Relocation:
             return
         made, removed = replaced
         self._scanned_copies += current.copies
-        current.storing = True
+        current.waiting = True
         for key in made:
             self._segments.write_fixed(current.parked, key, relocation=current.number if key == made[-1] else 0)
         for old in removed:

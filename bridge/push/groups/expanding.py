@@ -31,8 +31,7 @@ from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, c
 from bridge.contract.groups import GroupCommand, entry_of
 from bridge.push.cursor import BEFORE_ALL
 from bridge.push.groups.log import GroupLog
-from bridge.push.groups.membership import Membership
-from bridge.push.groups.roster import Open, Progress, Roster
+from bridge.push.groups.roster import Membership, Open, Progress, Roster
 
 __all__ = ["BadCommand", "Expander"]
 

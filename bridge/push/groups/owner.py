@@ -36,7 +36,7 @@ from bridge.pulsar.topic_end import read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
-from bridge.push.groups.membership import Membership
+from bridge.push.groups.roster import Membership
 from bridge.push.metrics import GroupMetrics
 from bridge.push.position_reader import leave_out_foreign, position_of, record_key
 from bridge.push.segments import segment_device

@@ -28,9 +28,8 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import Message
 from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog
-from bridge.push.groups.membership import Membership, matches
 from bridge.push.groups.owner import _decoded
-from bridge.push.groups.roster import OWNER, Change, Progress, Roster, owner_of
+from bridge.push.groups.roster import OWNER, Change, Membership, Progress, Roster, matches, owner_of
 from bridge.settings.push import GroupRule
 from tests.support.stored_message import StoredMessage
 
