@@ -145,47 +145,56 @@ class Roster:
         command = GroupCommand(**checked_fields(body, kinds), payload=b"")
         self.open[position] = Open(command, checked_whole(body["size"], 0))
 
+    def _record(self, key: tuple[Any, ...]) -> Change:
+        """Return a record with what is so now, a tombstone for what is not."""
+        kind, *rest = key
+        body: dict[str, Any] | None = {}
+        if kind == "progress":
+            done, at, after = self.progress.done, self.progress.at, self.progress.after
+            body = {"done": list(done), "at": list(at), "after": after}
+        elif kind == "open":
+            one = self.open.get(CommandPosition(*rest))
+            body = None if one is None else asdict(one.command) | {"size": one.size}
+            if body is not None:
+                del body["payload"]
+        elif kind == "member" and rest[1] not in self.members.get(rest[0], ()):
+            last = self.left.get((rest[0], rest[1]))
+            body = None if last is None else {"left": list(last)}
+        return Change(key, body)
+
     def moved(self, progress: Progress) -> Change:
         """The expander came so far."""
         self.progress = progress
-        body = {"done": list(progress.done), "at": list(progress.at), "after": progress.after}
-        return Change(_PROGRESS, body)
+        return self._record(_PROGRESS)
 
     def opened(self, position: CommandPosition, command: GroupCommand) -> Change:
         """A command is given to the members from now on, until it expires."""
         self.open[position] = Open(replace(command, payload=b""), len(command.payload))
-        return self._stands_open(position)
-
-    def _stands_open(self, position: CommandPosition) -> Change:
-        one = self.open[position]
-        body = asdict(one.command)
-        del body["payload"]
-        return Change(("open", *position), body | {"size": one.size})
+        return self._record(("open", *position))
 
     def closed(self, position: CommandPosition) -> Change:
         """A command has expired."""
         del self.open[position]
-        return Change(("open", *position), None)
+        return self._record(("open", *position))
 
     def known(self, group: str) -> Change:
         """The group has had members."""
         self.groups.add(group)
-        return Change(("group", group), {})
+        return self._record(("group", group))
 
     def joined(self, group: str, device: str) -> Change:
         """The device is in the group and has entries for its open commands."""
         self.left.pop((group, device), None)
         self.members.setdefault(group, set()).add(device)
-        return Change(("member", group, device), {})
+        return self._record(("member", group, device))
 
     def parted(self, group: str, device: str) -> Change:
         """The device left. What it had is kept in mind as long as a command of that time is open."""
         self.members[group].discard(device)
         last = max((at for at, one in self.open.items() if one.command.group == group), default=None)
-        if last is None:
-            return Change(("member", group, device), None)
-        self.left[group, device] = last
-        return Change(("member", group, device), {"left": list(last)})
+        if last is not None:
+            self.left[group, device] = last
+        return self._record(("member", group, device))
 
     def standing(self) -> list[tuple[Any, ...]]:
         """Return the keys of all records that are not tombstones."""
@@ -200,19 +209,8 @@ class Roster:
 
     def rewritten(self, key: tuple[Any, ...]) -> Change | None:
         """Return a record as it says what is so now, None where it was removed since."""
-        kind, *rest = key
-        if kind == "progress":
-            return self.moved(self.progress)
-        if kind == "open":
-            position = CommandPosition(*rest)
-            return self._stands_open(position) if position in self.open else None
-        if kind == "member":
-            group, device = rest
-            if device in self.members.get(group, ()):
-                return Change(key, {})
-            last = self.left.get((group, device))
-            return None if last is None else Change(key, {"left": list(last)})
-        return Change(key, {})
+        change = self._record(key)
+        return None if change.body is None else change
 
     def forgotten(self) -> list[Change]:
         """Those who left before any command that is still open."""
@@ -222,7 +220,7 @@ class Roster:
         gone = [key for key, last in self.left.items() if key[0] not in oldest or last < oldest[key[0]]]
         for key in gone:
             del self.left[key]
-        return [Change(("member", *key), None) for key in gone]
+        return [self._record(("member", *key)) for key in gone]
 
 
 @decodes("a record of the roster of groups")
