@@ -88,7 +88,7 @@ class GroupLog:
         self._proof: Iterable[tuple[str, Message]] = ()  # what we write, and what anyone writes besides
         self._consumer: Any = None
         self._received: Message | None = None
-        self._topics = WrittenTopics(client, settings)
+        self._topics = WrittenTopics(client)
 
     def own(self) -> None:
         """Become the owner: wait for the exclusive producer of the roster (H23).
