@@ -43,6 +43,25 @@ def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
     return OwnerRecord.decode(payload) if key == OWNER_KEY else None
 
 
+class _Terms:
+    """The order of the owners of a partition, by the names of their producers."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, int] = {}  # in which they began to write
+        self._begun: str | None = None  # the writer of the last term that began; None before the first
+
+    def begin(self, writer: str) -> None:
+        """The term of a writer begins."""
+        self._begun = writer
+
+    def of(self, writer: str) -> int:
+        """Return where a record belongs. The last term that began shows it better than the first record of a writer: what
+        another writer has behind it is late, whatever was compacted away.
+        """
+        term = self._order.setdefault(writer, len(self._order))
+        return term if self._begun in (None, writer) else _LATE
+
+
 class CursorRecords:
     """What a cursors partition contains: cursors by device, segments of parked ids, and the last record of an owner.
 
@@ -60,8 +79,6 @@ class CursorRecords:
         self.uncertain: set[str] = set()
         """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
         compacted away, and its commands since may have been sent."""
-        self.orphans: list[str] = []
-        """Devices of which nothing but ids is there: no owner would ever write these records again, or read them."""
         self.unread_ids: list[tuple[str, str]] = []
         """Key and reason of those that ``whole`` left out."""
         self.owner: OwnerRecord | None = None
@@ -73,8 +90,7 @@ class CursorRecords:
         """The reader's own record, up to which the partition was read."""
         self.left_us = 0
         """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
-        self._last_begun: str | None = None  # the writer of the last term that began; None before the first
-        self._terms: dict[str, int] = {}  # of writers, in the order in which they began
+        self._terms = _Terms()
         self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
         self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
 
@@ -84,10 +100,10 @@ class CursorRecords:
         the takeover goes on without it. What its device had is unknown then, so its commands are sent again, marked as
         repetitions.
         """
-        term = self._term_of(writer)
+        term = self._terms.of(writer)
         if key == TERM_KEY:
             self.secret = read_term(payload)
-            self._last_begun = writer
+            self._terms.begin(writer)
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
         elif ids_of := ids_device(key):
@@ -112,29 +128,24 @@ class CursorRecords:
                 raise
         return True
 
-    def _term_of(self, writer: str) -> int:
-        """Return where a record belongs in the order of the owners. The last term that began shows it better than the first
-        record of a writer: what another writer has behind it is late, whatever was compacted away.
-        """
-        term = self._terms.setdefault(writer, len(self._terms))
-        return term if self._last_begun in (None, writer) else _LATE
-
     def whole(self) -> dict[str, Cursor]:
         """Return the cursors with all their ids, once all records were read. Ids that cannot be read are left out."""
-        while self._ids:
-            device, by_term = self._ids.popitem()
-            cursor = self.by_device.get(device)
-            if cursor is not None:
-                for _, payload in sorted(by_term.items(), reverse=True):
-                    try:
-                        cursor.with_ids(payload)  # before those that are known: the older ones come last
-                    except ContractError as e:
-                        self.unread_ids.append((ids_key(device), str(e)))
-            else:
-                self.orphans.append(device)
+        for device in [device for device in self._ids if device in self.by_device]:
+            for _, payload in sorted(self._ids.pop(device).items(), reverse=True):
+                try:
+                    self.by_device[device].with_ids(payload)  # before those that are known: the older ones come last
+                except ContractError as e:
+                    self.unread_ids.append((ids_key(device), str(e)))
         self.stale.intersection_update(self.by_device)
         self.uncertain.intersection_update(self.by_device)
         return self.by_device
+
+    @property
+    def orphans(self) -> list[str]:
+        """Devices of which nothing but ids is left by ``whole``: no owner would ever write these records again, or read
+        them.
+        """
+        return list(self._ids)
 
     def _take_ids(self, device: str, payload: bytes, term: int) -> None:
         """One owner's ids include those of the owners before; a late write of a former owner may have some more."""
