@@ -50,9 +50,8 @@ ENTRY_VERSION: Final = "2"  # of an index entry: a command whose payload is in a
 GROUP_COMMAND_VERSION: Final = "1"
 GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
-CURSOR_VERSION: Final = 2  # also of the separate record of ids; version 1, which contains all ids, is read as well
+CURSOR_VERSION: Final = 2  # also of the separate record of ids
 SEGMENT_VERSION: Final = 1
-MOVED_VERSION: Final = 2  # of a segment of parked commands that names copies in ``PARKED_TOPIC``
 PRESENCE_VERSION: Final = 1
 """Of a record on ``PRESENCE_TOPIC``; ``bridge/contract/presence.py`` defines its form."""
 INSTANCE_VERSION: Final = 1

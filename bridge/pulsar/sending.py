@@ -47,6 +47,10 @@ class Receipts:
         with self._changed:
             return self._changed.wait_for(lambda: len(self._results) >= self._sent, timeout_s)
 
+    def answered(self, key: Hashable) -> bool:
+        """Whether Pulsar has answered a message."""
+        return key in self._results
+
     def message_id(self, key: Hashable) -> MessageId:
         """Return the id of a message that ``send_async`` sent, and that is stored."""
         found: MessageId = self._ids[key]

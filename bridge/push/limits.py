@@ -35,8 +35,6 @@ class AnswerLimits:
 class PresenceLimits:
     """When a device counts as offline, and when it is probed."""
 
-    park_absent: bool = True
-    """Whether a sign of absence parks; else only refusals of the broker and missing answers do."""
     park_after: int = 3
     silence_us: int = 0
     probe_min_us: int = 20_000_000
@@ -99,7 +97,6 @@ def limits_of(push: PushSettings) -> Limits:
         retry=RetryLimits(_us(push.retry.min_wait), _us(push.retry.max_wait), push.retry.attempts),
         answers=AnswerLimits(push.confirm == "device", _us(push.answers.timeout), push.answers.stored_size),
         presence=PresenceLimits(
-            park_absent=offline.store == "pulsar",
             park_after=presence.max_failures,
             silence_us=_us(presence.silence),
             probe_min_us=_us(offline.probe_min),

@@ -13,7 +13,7 @@ import structlog
 from bridge.contract.commands import CommandPosition
 from bridge.mqtt.types import Disconnected
 from bridge.push.connection import Connection
-from bridge.push.cursor_log import CursorRewriter, Cursors, CursorsAged, CursorsForgotten, Stored
+from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten, Stored
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.limits import limits_of
@@ -160,13 +160,13 @@ class Owner:
     _settings: Settings
     _connection: Connection
     _source: CommandSource
-    _cursors: InitVar[Cursors]
+    _cursors: InitVar[CursorRecords]
     _budget: Budget
     _metrics: PartitionMetrics
     _payloads: Payloads
     _trace: str
 
-    def __post_init__(self, cursors: Cursors) -> None:
+    def __post_init__(self, cursors: CursorRecords) -> None:
         settings, connection = self._settings, self._connection
         self._log = connection.log
         self._clock = WallClock()

@@ -301,7 +301,7 @@ class Partition:
 
     def gone(self, name: str, at_us: int, now_us: int) -> None:
         """The device gave a sign of absence, such as its will."""
-        if not self.presence.gone(name, at_us) or not self.parking.parks_absent:
+        if not self.presence.gone(name, at_us):
             return
         device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
         if device is None and cursor is not None and cursor.unproven:

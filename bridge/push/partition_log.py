@@ -69,10 +69,8 @@ class Seen:
 
 
 class PresenceLog:
-    """Reads the partition of the presence topic that has the number of a commands partition. ``post`` is called on the
-    thread of this log.
-
-    Reads the signs of life that ingest notes in Pulsar, on a thread of its own.
+    """Reads the signs of life that ingest notes in Pulsar, on a thread of its own: in the partition of the presence topic
+    that has the number of a commands partition. ``post`` is called on that thread.
 
     It begins with the last sign of each device in the compacted topic, and continues with new ones. Push does not wait
     for it: while the first ones are read, a device counts as online.
@@ -164,9 +162,8 @@ class Arrived:
 class WrittenTopics:
     """The partitions of the topics that a process writes to, by key, and a producer for each."""
 
-    def __init__(self, client: PulsarClient, settings: PulsarSettings) -> None:
+    def __init__(self, client: PulsarClient) -> None:
         self._client = client
-        self._settings = settings
         self._partitions: dict[str, list[str]] = {}
         self._producers: dict[str, Producer] = {}
 
@@ -174,7 +171,7 @@ class WrittenTopics:
         """Return the partitions of a topic, which are asked for once."""
         names = self._partitions.get(local)
         if names is None:
-            topic = self._settings.system_topic(local)
+            topic = self._client.settings.system_topic(local)
             names = self._partitions[local] = self._client.partitions(topic) or [topic]
         return names
 
@@ -201,7 +198,7 @@ class PartitionLog:
         self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
-        self._topics = WrittenTopics(self._client, settings)
+        self._topics = WrittenTopics(self._client)
         self.partition = partition
         self.commands = self._partition(COMMANDS_TOPIC)
         self.writes = Writes(post)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -38,6 +38,7 @@ __all__ = [
     "StoredMessage",
     "leave_out_foreign",
     "position_of",
+    "read_records",
     "record_key",
     "stored_message",
 ]
@@ -69,6 +70,37 @@ def record_key(message: Message, topic: str) -> str | None:
     return key
 
 
+def read_records(
+    client: PulsarClient,
+    topic: str,
+    start: MessageId,
+    *,
+    compacted: bool = False,
+    inclusive: bool = True,
+    over: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[str, Message]]:
+    """Yield key and message of each record in a topic that only push writes, until the caller has the last one that it
+    waits for, or ``over``. Foreign records are reported and left out, and so is what compaction leaves of a message in the
+    midst of a batch.
+
+    Raises TransientError when nothing comes for ten seconds.
+    """
+    reader: Any = client.reader(topic, start, compacted=compacted, inclusive=inclusive)
+    try:
+        while True:
+            end = time.monotonic() + _RECORD_PATIENCE_S
+            while (message := received(reader.read_next, _READ_MS, f"reading {topic}")) is None:
+                if over():
+                    return
+                if time.monotonic() > end:
+                    raise TransientError(f"reading {topic}: nothing comes")
+            key = record_key(message, topic)
+            if key or (key is not None and message.data()):
+                yield key, message
+    finally:
+        close_quietly(reader)
+
+
 def leave_out_foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
     """Report a record in a topic that only push writes, and leave it out."""
     leave_out(topic, why, position=str(position_of(where)), key=key)
@@ -98,6 +130,7 @@ _PASSED: Final = 4000
 _PASSED_BYTES: Final = 4 * 1024 * 1024
 """What is kept of that."""
 _READ_MS: Final = 500
+_RECORD_PATIENCE_S: Final = 10.0
 _PATIENCE_S: Final = 30.0
 _OPENING_S: Final = 0.05
 _ENTRY_S: Final = 0.0005
@@ -109,29 +142,6 @@ _WEIGHT: Final = 0.2
 
 class NothingComes(TransientError):
     """Raised when for half a minute no message comes, and Pulsar says that there is one."""
-
-
-class _Patience:
-    """Ends a read for which nothing comes."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._answers_since: float | None = None
-
-    def waited(self, doing: str, *, answered: bool) -> None:
-        """Nothing came again; ``answered``: Pulsar reports that there is a message.
-
-        Raises NothingComes when it reported so for half a minute, else TransientError after half a minute.
-        """
-        now = time.monotonic()
-        if not answered:
-            self._answers_since = None
-            if now - self._since > _PATIENCE_S:
-                raise TransientError(f"{doing}: Pulsar does not answer")
-        elif self._answers_since is None:
-            self._answers_since = now
-        elif now - self._answers_since > _PATIENCE_S:
-            raise NothingComes(f"{doing}: nothing comes")
 
 
 class Pace:
@@ -206,7 +216,7 @@ class PositionReader:
     def read(self, wanted: CommandPosition) -> StoredMessage | None:
         """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
 
-        Raises NothingComes, and what a reader raises.
+        Raises NothingComes, TransientError when Pulsar does not answer for half a minute, and what a reader raises.
         """
         passed = self._passed.pop(wanted, None)
         if passed is not None:
@@ -215,7 +225,9 @@ class PositionReader:
         trying = self._at is not None and self._pace.reads_on(self._at, wanted, self._near)
         if not trying:
             self._open(wanted)
-        patience, end = _Patience(), time.monotonic() + self._pace.opening
+        since = time.monotonic()
+        end = since + self._pace.opening
+        answered_since: float | None = None
         while not self._over():
             came = self._next()
             if came is None:
@@ -223,7 +235,12 @@ class PositionReader:
                 if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
-                patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
+                now = time.monotonic()
+                answered_since = (answered_since or now) if more else None
+                if now - (answered_since or since) > _PATIENCE_S:
+                    if more:
+                        raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
+                    raise TransientError(f"reading {self._topic} at {wanted}: Pulsar does not answer")
                 continue
             message = stored_message(came)
             self._measure(message.position)

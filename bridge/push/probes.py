@@ -7,6 +7,7 @@ A probe is one command of the device, sent alone. It is sent if its result can s
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
@@ -29,25 +30,25 @@ _RETAINED_US: Final = 2_000_000
 """After this time on a new connection the wills that the broker retained have arrived."""
 
 
+@dataclass(eq=False)
 class Probes:
     """When each parked device is probed, and when its oldest parked command expires."""
 
-    def __init__(self, limits: Limits, devices: Devices, replay: Replay, presence: Presence) -> None:
-        self._limits = limits
-        self._devices = devices
-        self._replay = replay
-        self._presence = presence
-        self._timers: list[tuple[int, str]] = []
-        self._timers_most = _TIMERS
-        self._round: list[str] = []  # devices that are due; the last one is the next
-        self._next_round: list[str] = []
-        self.reports_absence = False
-        """Whether the broker of this connection reports that no client is subscribed (PUBACK 0x10)."""
-        self.absence_proven = False
-        """Whether the broker has reported that for a command."""
-        self._former: list[str] = []  # devices to which the former owner was sending parked commands
-        self.continue_at_us: int | None = None
-        """When their replay continues, None for not."""
+    _limits: Limits
+    _devices: Devices
+    _replay: Replay
+    _presence: Presence
+    _timers: list[tuple[int, str]] = field(default_factory=list)
+    _timers_most: int = _TIMERS
+    _round: list[str] = field(default_factory=list)  # devices that are due; the last one is the next
+    _next_round: list[str] = field(default_factory=list)
+    reports_absence: bool = False
+    """Whether the broker of this connection reports that no client is subscribed (PUBACK 0x10)."""
+    absence_proven: bool = False
+    """Whether the broker has reported that for a command."""
+    _former: list[str] = field(default_factory=list)  # devices to which the former owner was sending parked commands
+    continue_at_us: int | None = None
+    """When their replay continues, None for not."""
 
     @property
     def waiting(self) -> bool:
@@ -65,7 +66,7 @@ class Probes:
 
     def is_away(self, device: Device, now_us: int) -> bool:
         """Return whether a device counts as absent."""
-        if self._limits.presence.park_absent and self._presence.absent(device.name):
+        if self._presence.absent(device.name):
             return True
         seen, silence = self._presence.seen_us(device.name), self._limits.presence.silence_us
         return bool(seen and silence and now_us - seen >= silence)

@@ -5,7 +5,9 @@ Which devices are parked is the matter of ``parking``; ``probes`` decides when a
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
@@ -23,16 +25,8 @@ __all__ = ["PROBE_EVERY", "Budget", "Replay", "ReplayScheduler"]
 PROBE_EVERY: Final = 8
 
 
-class _Entry(NamedTuple):
-    head: CommandPosition
-    name: str
-    device: Device
-
-
 class ReplayScheduler:
-    """Devices that want some of their parked commands, each once.
-
-    In which order the parked commands of devices are read.
+    """Devices that want some of their parked commands, each once, and in which order these are read.
 
     They are read in rounds, each in the order of the log by the first command that each device still waits for: so reads lie
     close together, with any number of devices. A device that wants more waits for the next round. One of eight turns is for
@@ -76,28 +70,29 @@ class ReplayScheduler:
 
 class _Rounds:
     def __init__(self) -> None:
-        self._round: list[_Entry] = []  # the last one is the next
-        self._following: list[_Entry] = []
-        self._entries: dict[str, _Entry] = {}  # others in the lists were removed
+        self._round = 0
+        self._heap: list[tuple[int, CommandPosition, str]] = []  # round, head and name
+        self._waiting: dict[str, tuple[tuple[int, CommandPosition, str], Device]] = {}  # other entries were removed
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def add(self, device: Device, head: CommandPosition) -> None:
-        entry = self._entries[device.name] = _Entry(head, device.name, device)
-        self._following.append(entry)
+        entry = (self._round + 1, head, device.name)
+        self._waiting[device.name] = entry, device
+        heapq.heappush(self._heap, entry)
 
     def discard(self, device: Device) -> None:
-        self._entries.pop(device.name, None)
+        self._waiting.pop(device.name, None)
 
     def next(self) -> Device:
         while True:
-            if not self._round:
-                self._round, self._following = sorted(self._following, key=lambda one: one[:2], reverse=True), []
-            entry = self._round.pop()
-            if self._entries.get(entry.name) is entry:
-                del self._entries[entry.name]
-                return entry.device
+            entry = heapq.heappop(self._heap)
+            found, device = self._waiting.get(entry[2], (None, None))
+            if found is entry and device is not None:
+                self._round = entry[0]
+                del self._waiting[device.name]
+                return device
 
 
 _AHEAD: Final = 16
@@ -132,36 +127,29 @@ class Budget:
         return self._at_us + int(missing * _SECOND / self._rate) + 1
 
 
+@dataclass(eq=False)
 class Replay:
     """The parked commands that are being read, or were read and are not settled."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        flights: Flights,
-        segments: SegmentLog,
-        settlement: Settlement,
-        late: LateAnswers,
-    ) -> None:
-        self._window = limits.parked.replay_window
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._flights = flights
-        self._segments = segments
-        self._settlement = settlement
-        self._late = late
-        self._epochs = 0
-        self._failing: set[CommandPosition] = set()  # pulled commands that online devices do not answer
-        self.coming = 0
-        """Parked commands that are being read."""
-        self.scheduler = ReplayScheduler()
-        self.budget = Budget(limits.parked.replay_rate, limits.parked.replay_window)
-        self.unmarked: set[str] = set()
-        """Devices with parked commands that were sent and that no stored segment marks as such."""
+    _limits: Limits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _flights: Flights
+    _segments: SegmentLog
+    _settlement: Settlement
+    _late: LateAnswers
+    _epochs: int = 0
+    _failing: set[CommandPosition] = field(default_factory=set)  # pulled commands that online devices do not answer
+    coming: int = 0
+    """Parked commands that are being read."""
+    scheduler: ReplayScheduler = field(default_factory=ReplayScheduler)
+    budget: Budget = field(init=False)
+    unmarked: set[str] = field(default_factory=set)
+    """Devices with parked commands that were sent and that no stored segment marks as such."""
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self._limits.parked.replay_rate, self._limits.parked.replay_window)
 
     # --- modes ---
 
@@ -230,8 +218,9 @@ class Replay:
     @property
     def _room(self) -> int:
         # Commands of devices that do not answer wait for long, one of each device: others need the window.
-        failing = min(len(self._failing), _FAILING * self._window)
-        return self._window - self.coming - (len(self._commands.pulled) - failing)
+        window = self._limits.parked.replay_window
+        failing = min(len(self._failing), _FAILING * window)
+        return window - self.coming - (len(self._commands.pulled) - failing)
 
     @property
     def may_pull(self) -> bool:

@@ -53,17 +53,17 @@ def _earlier(one: CommandPosition | None, other: CommandPosition | None) -> Comm
     return min((position for position in (one, other) if position is not None), default=None)
 
 
+@dataclass(eq=False)
 class Retention:
     """Finds the oldest command and the oldest copy that push may still read."""
 
-    def __init__(self, limits: Limits, commands: CommandRegistry, devices: Devices, relocation: Relocation) -> None:
-        self._limits = limits
-        self._commands = commands
-        self._devices = devices
-        self._relocation = relocation
-        self._scan: _Scan | None = None
-        self._last_scan: _Scan | None = None
-        self._former: deque[tuple[int, CommandPosition]] = deque()  # when what was the oldest
+    _limits: Limits
+    _commands: CommandRegistry
+    _devices: Devices
+    _relocation: Relocation
+    _scan: _Scan | None = None
+    _last_scan: _Scan | None = None
+    _former: deque[tuple[int, CommandPosition]] = field(default_factory=deque)  # when what was the oldest
 
     @property
     def scanning(self) -> bool:
@@ -167,15 +167,16 @@ class _Current:
     parked: Parked
     wanted: list[CommandPosition]
     copies: list[CommandPosition] = field(default_factory=list)
-    copying: bool = False
-    storing: bool = False
+    waiting: bool = False
+    """Pulsar has to answer first."""
 
     @property
-    def waiting(self) -> bool:
-        """Whether Pulsar has to answer first."""
-        return self.copying or self.storing
+    def copied(self) -> bool:
+        """Whether all copies are made, and their segment is being stored."""
+        return len(self.copies) == len(self.wanted)
 
 
+@dataclass(eq=False)
 class Relocation:
     """Relocates the commands of devices that are offline for long, one segment after the other.
 
@@ -196,32 +197,22 @@ class Relocation:
     device that comes online during a relocation is served from the old position, and the relocation is given up.
     """
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        devices: Devices,
-        flights: Flights,
-        segments: SegmentLog,
-        replay: Replay,
-        probes: Probes,
-    ) -> None:
-        self._limits = limits
-        self._outbox = outbox
-        self._devices = devices
-        self._flights = flights
-        self._segments = segments
-        self._replay = replay
-        self._probes = probes
-        self._names: deque[str] = deque()  # devices with commands to relocate
-        self._current: _Current | None = None
-        self._count = 0
-        self._finds = False  # this scan looks for more
-        self._scanned_copies: list[CommandPosition] = []  # stored since the scan began
-        self.has_turn = True
-        """Relocation comes before the next probe."""
-        self.last_copy: CommandPosition | None = None
-        """The last copy that was made."""
+    _limits: Limits
+    _outbox: Outbox
+    _devices: Devices
+    _flights: Flights
+    _segments: SegmentLog
+    _replay: Replay
+    _probes: Probes
+    _names: deque[str] = field(default_factory=deque)  # devices with commands to relocate
+    _current: _Current | None = None
+    _count: int = 0
+    _finds: bool = False  # this scan looks for more
+    _scanned_copies: list[CommandPosition] = field(default_factory=list)  # stored since the scan began
+    has_turn: bool = True
+    """Relocation comes before the next probe."""
+    last_copy: CommandPosition | None = None
+    """The last copy that was made."""
 
     # --- the scan of ``retention`` ---
 
@@ -247,7 +238,7 @@ class Relocation:
         copies = list(self._scanned_copies)
         if current is None:
             return None, copies
-        return current.wanted[0] if current.storing else None, copies + current.copies
+        return current.wanted[0] if current.copied else None, copies + current.copies
 
     def _precedes_probe(self, device: Device, now_us: int) -> bool:
         """Whether the device only waits to be probed, which may take any time, and has commands to relocate."""
@@ -263,7 +254,7 @@ class Relocation:
     @property
     def copying(self) -> bool:
         """Whether commands are being copied."""
-        return self._current is not None and self._current.copying
+        return self._current is not None and self._current.waiting and not self._current.copied
 
     @property
     def _may_copy(self) -> bool:
@@ -296,7 +287,7 @@ class Relocation:
         if count:
             budget.tokens -= count
             self.has_turn = False
-            current.copying = True
+            current.waiting = True
             self._outbox.add(Copy(current.number, tuple(left[:count])))
 
     def _next(self) -> _Current | None:
@@ -321,9 +312,9 @@ class Relocation:
         current = self._current
         if current is None or current.number != number:
             return
-        current.copying = False
+        current.waiting = False
         current.copies += copies
-        if len(current.copies) == len(current.wanted):
+        if current.copied:
             self._store(current, now_us)
 
     def _store(self, current: _Current, now_us: int) -> None:
@@ -337,7 +328,7 @@ class Relocation:
             return
         made, removed = replaced
         self._scanned_copies += current.copies
-        current.storing = True
+        current.waiting = True
         for key in made:
             self._segments.write_fixed(current.parked, key, relocation=current.number if key == made[-1] else 0)
         for old in removed:

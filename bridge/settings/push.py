@@ -98,12 +98,8 @@ class PresenceSettings(Section):
 
 
 class OfflineSettings(Section):
-    """Commands of offline devices: their store, their limit, and their delivery when a device reconnects."""
+    """Commands of offline devices, which wait in Pulsar: their limit, and their delivery when a device reconnects."""
 
-    store: Literal["pulsar", "broker"] = "pulsar"
-    """Store for commands of offline devices. pulsar: Pulsar, as soon as push detects that a device is offline; broker:
-    the MQTT broker in the device's persistent session, and Pulsar if it refuses a command or the device does not
-    answer."""
     max_commands: int = Field(10_000, ge=1)
     """Maximum number of commands that wait in Pulsar for one device; newer ones go to the dead letters (receipt
     overflowed)."""

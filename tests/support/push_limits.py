@@ -25,7 +25,6 @@ class Limits:
     answers: bool = False
     answer_timeout_us: int = 10_000_000
     answer_bytes: int = 4096
-    park_absent: bool = True
     park_after: int = 3
     silence_us: int = 0
     parked_max: int = 10_000
@@ -54,7 +53,6 @@ class Limits:
             retry=RetryLimits(min_us=self.retry_min_us, max_us=self.retry_max_us, attempts=self.attempts),
             answers=AnswerLimits(confirm=self.answers, timeout_us=self.answer_timeout_us, size=self.answer_bytes),
             presence=PresenceLimits(
-                park_absent=self.park_absent,
                 park_after=self.park_after,
                 silence_us=self.silence_us,
                 probe_min_us=self.probe_min_us,

@@ -32,7 +32,7 @@ from bridge.push.actions import (
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
-from bridge.push.segments import GONE, Parked, decode_segment, segment_device
+from bridge.push.segments import GONE, Parked, read_segment, segment_device
 from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
@@ -595,7 +595,7 @@ class PushWorld:
             self.receipts[action.receipt.command_id].append(action.receipt)
         elif isinstance(action, StoreSegment):
             if action.payload:
-                assert len(decode_segment(action.payload)) <= 256
+                assert len(read_segment(action.payload).ids) <= 256
                 self.segments[action.key] = action.payload
             else:
                 self.segments.pop(action.key, None)
@@ -624,7 +624,9 @@ class PushWorld:
             return
         for device, parked in self.core.devices.all_parked():
             segments = {
-                key: decode_segment(payload) for key, payload in self.segments.items() if segment_device(key) == device
+                key: read_segment(payload).ids
+                for key, payload in self.segments.items()
+                if segment_device(key) == device
             }
             cursor = self.cursor(device) or Cursor(256)
             after = Parked.loaded(segments | {"": cursor.resend}, cursor.done)
@@ -644,7 +646,7 @@ class PushWorld:
             one.position
             for key, payload in self.segments.items()
             if segment_device(key) == device
-            for one in decode_segment(payload)
+            for one in read_segment(payload).ids
             if one.position > cursor.done
         }
 

@@ -73,7 +73,7 @@ def _records() -> dict[str, list[tuple[str, Any]]]:
             (stored[0], cursor.encode()),
             (apart[0], apart[1]),
             (segment_key("d", "o", 0), json.dumps(segment).encode()),
-            (segment_key("d", "o", 1), json.dumps({**segment, "v": 2, "places": [1, 2, 0, -1, -1, -1]}).encode()),
+            (segment_key("d", "o", 1), json.dumps({**segment, "places": [1, 2, 0, -1, -1, -1]}).encode()),
             (OWNER_KEY, OwnerRecord("t", 1, True).encode()),
             (TERM_KEY, term_record(bytes(SECRET_BYTES))),
         ],

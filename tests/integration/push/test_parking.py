@@ -12,7 +12,7 @@ from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, P
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
-from bridge.push.segments import decode_segment, segment_device
+from bridge.push.segments import read_segment, segment_device
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
@@ -44,7 +44,7 @@ def stored_ids(settings: Settings) -> int:
     segments: dict[str, int] = {}
     for message in read_topic(settings, CURSORS_TOPIC):
         if segment_device(message.partition_key()) is not None:
-            segments[message.partition_key()] = len(decode_segment(message.data())) if message.data() else 0
+            segments[message.partition_key()] = len(read_segment(message.data()).ids) if message.data() else 0
     return sum(segments.values())
 
 
@@ -266,7 +266,7 @@ def test_h25_the_retention_subscription_stays_before_the_oldest_parked_command(
         devices.await_all([*early, *live])
         all_acknowledged(settings)
         (where,) = [
-            decode_segment(m.data())[0].position
+            read_segment(m.data()).ids[0].position
             for m in read_topic(settings, CURSORS_TOPIC)
             if segment_device(m.partition_key()) == "d"
         ]

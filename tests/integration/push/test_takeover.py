@@ -108,7 +108,7 @@ def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
 def test_a_device_called_like_a_record_of_pushs_own_costs_no_takeover(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    """As earlier releases left it: the cursors of such devices are stored, and a command for one is in the log."""
+    """Another program stores cursors under such names, and writes a command for one."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
     first, last = command(settings, "d", 1), command(settings, "d", 2)

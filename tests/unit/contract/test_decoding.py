@@ -68,7 +68,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "ids": (lambda body: Cursor(8).with_ids(body), b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[1,20000]}'),
     "owner": (OwnerRecord.decode, OwnerRecord("us", 3, clean=True).encode()),
     "term": (read_term, b'{"v":1,"term":1,"secret":"%s"}' % (b"00" * 32)),
-    "segment": (segment, b'{"v":2,"parked":[1,2,-1,0,1],"places":[4,5,-1],"since_us":7}'),
+    "segment": (segment, b'{"v":1,"parked":[1,2,-1,0,1],"places":[4,5,-1],"since_us":7}'),
     "instance": (InstanceRecord.decode, INSTANCE.encode()),
     "receipt": (Receipt.decode, Receipt("c", "d", "t", "answered", answer=b"x").encode()),
     "member": (lambda body: member_of(member_key("g", "d"), body), b'{"v":1}'),

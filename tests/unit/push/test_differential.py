@@ -44,7 +44,7 @@ CHANGES: Final[list[dict[str, int]]] = [
     {"pending_bytes": 6},
     {"resume_max": 3, "move_after_us": SECOND},
     {"silence_us": 3 * SECOND, "replay_rate": 10},
-    {"park_absent": 0, "puback_timeout_us": SECOND},
+    {"puback_timeout_us": SECOND},
     {"window": 1, "pending": 10},
 ]
 EVENTS: Final = (

@@ -9,10 +9,9 @@ import pytest
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
-from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_key, read_term, term_record
-from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, Cursors, CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked, ParkedId, segment_key
 from tests.support.push_limits import Limits
@@ -59,23 +58,15 @@ def compacted(log: Sequence[Record], count: int) -> list[Record]:
     return [*(log[number] for number in sorted(last.values())), *log[count:]]
 
 
-def read(log: Sequence[Record]) -> Cursors:
+def read(log: Sequence[Record]) -> CursorRecords:
     found = CursorRecords(8)
     for record in log:
         assert found.take(*record)
-    cursors = found.whole()
-    clean = found.owner is not None and found.owner.clean
-    return Cursors(
-        cursors,
-        found.parked,
-        found.stale,
-        found.uncertain,
-        found.orphans,
-        clean,
-        EARLIEST,
-        found.secret or SECRET,
-        NOW - SECOND,
-    )
+    found.whole()
+    found.clean = found.owner is not None and found.owner.clean
+    found.secret = found.secret or SECRET
+    found.left_us = NOW - SECOND
+    return found
 
 
 class Log:

@@ -16,7 +16,7 @@ from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, Stor
 from bridge.push.cursor import BEFORE_ALL
 from bridge.push.partition import Partition
 from bridge.push.presence import Presence, PresenceRules, Sign
-from bridge.push.segments import Parked, ParkedId, decode_segment, segment_device
+from bridge.push.segments import Parked, ParkedId, read_segment, segment_device
 from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule
 from tests.support.push_limits import Limits
@@ -143,7 +143,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     assert due <= NOW + 50_000
     core.tick(due)
     segments = of(StoreSegment, core.take(due))
-    assert [len(decode_segment(s.payload)) for s in segments] == [256, 256, 88]
+    assert [len(read_segment(s.payload).ids) for s in segments] == [256, 256, 88]
     assert len({s.key for s in segments}) == 3
     assert [len(s.parked) for s in segments] == [
         0,
@@ -159,7 +159,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     later = due + SECOND
     core.tick(later)
     (again,) = of(StoreSegment, core.take(later))  # only the last is written again
-    assert (again.key, len(decode_segment(again.payload))) == (segments[2].key, 89)
+    assert (again.key, len(read_segment(again.payload).ids)) == (segments[2].key, 89)
     core.segment_stored(again.parked)
     core.take(later)
     core.arrived(position(3), command(3), later)  # its acknowledgement was lost
@@ -703,7 +703,7 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
         core.tick(now)
     assert core.retention.keeps_from(now) == position(0)  # not stored yet
     writes += of(StoreSegment, actions)
-    assert [len(decode_segment(w.payload)) if w.payload else 0 for w in writes] == [256, 0]
+    assert [len(read_segment(w.payload).ids) if w.payload else 0 for w in writes] == [256, 0]
     for write in writes[:stored]:
         cursors[write.key] = write.payload
         core.segment_stored(write.parked)
@@ -932,7 +932,7 @@ def test_h11_parked_commands_are_stored_again_when_the_cursors_topic_was_deleted
     later = now + SECOND
     core.tick(later)
     again = of(StoreSegment, core.take(later))
-    assert [one.position.entry for s in again for one in decode_segment(s.payload)] == list(range(300))
+    assert [one.position.entry for s in again for one in read_segment(s.payload).ids] == list(range(300))
     assert core.segments.parked == 300
 
 

@@ -18,7 +18,7 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.partition import Partition
-from bridge.push.segments import Parked, ParkedId, decode_segment
+from bridge.push.segments import Parked, ParkedId, read_segment
 from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, cursors_of
 
@@ -118,7 +118,7 @@ class Stand:
 
     def _store(self, action: StoreSegment) -> None:
         if action.payload:
-            assert len(decode_segment(action.payload)) <= 256
+            assert len(read_segment(action.payload).ids) <= 256
             self.segments[action.key] = action.payload
         else:
             self.segments.pop(action.key, None)
@@ -196,7 +196,7 @@ def test_h30_what_former_owners_stored_in_segments_that_overlap_stays_when_some_
     moved = parked.relocate(wanted, [position(1000 + n) for n in range(4, 8)], lambda: "new", 1)
     assert moved == (["new"], ["apart"])
     for key, payload in parked.stored():  # written again as it stands, after a day
-        segments[key] = decode_segment(payload)
+        segments[key] = read_segment(payload).ids
     del segments["apart"]
     assert list(Parked.loaded(segments, CommandPosition(0, 0, -1))) == [
         ParkedId(position(n), copy=position(1000 + n)) for n in range(10)
@@ -215,7 +215,7 @@ def test_h27_h30_no_segment_names_a_copy_of_a_settled_command_that_is_sent_again
     numbers = iter(range(9))
     made, replaced = parked.renew(lambda: f"renewed-{next(numbers)}")
     assert (made, replaced) == (["renewed-0"], ["old", "new"])
-    left = {key: decode_segment(payload) for key, payload in parked.stored()}
+    left = {key: read_segment(payload).ids for key, payload in parked.stored()}
     assert sorted(left) == ["later", "renewed-0"]
     assert [one.position.entry for one in left["renewed-0"]] == list(range(1, 256))
     assert parked.renew(lambda: f"renewed-{next(numbers)}") == ([], [])
