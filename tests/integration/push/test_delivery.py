@@ -89,12 +89,12 @@ def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(setti
     with Devices(settings) as devices:
         # What is there before the takeover counts as sent, if another takeover had begun and failed.
         with push_in_thread(settings) as metrics:
-            poll_for(lambda: metrics.takeovers._value.get() == 1, 60, "the ownership")
+            poll_for(lambda: metrics.counters["takeovers"]._value.get() == 1, 60, "the ownership")
             write_commands(settings, [*commands, *commands])
             devices.await_all(commands)
             all_acknowledged(settings)
         with push_in_thread(settings) as metrics:
-            poll_for(lambda: metrics.takeovers._value.get() == 1, 60, "the ownership")
+            poll_for(lambda: metrics.counters["takeovers"]._value.get() == 1, 60, "the ownership")
             write_commands(settings, [*reversed(commands), last])
             devices.await_all([last])
             all_acknowledged(settings)

@@ -65,13 +65,13 @@ def test_a_standby_takes_over_from_a_killed_owner(
         PushProcess(settings, tmp_path, "first").owns(2) as first,
         push_in_thread(settings) as standby,
     ):
-        assert standby.takeovers._value.get() == 0
+        assert standby.counters["takeovers"]._value.get() == 0
         write_commands(settings, commands)
         poll_for(lambda: len(devices.got) == 8, 30, "pushing is under way")
         first.kill()
         devices.await_all(commands)
         all_acknowledged(settings)
-        poll_for(lambda: standby.takeovers._value.get() == 2, 60, "the standby owns both partitions")
+        poll_for(lambda: standby.counters["takeovers"]._value.get() == 2, 60, "the standby owns both partitions")
         devices.check(commands)
     assert set(receipts(settings)) == {one.command_id for one in commands}
 

@@ -149,7 +149,7 @@ def test_h27_a_standby_goes_on_where_the_killed_owner_was_in_the_middle_of_a_res
         device.ask("earliest")
         poll_for(lambda: len(device.after_answer) > 20, 30, "the resume is under way")
         first.kill()
-        poll_for(lambda: standby.takeovers._value.get() == 1, 60, "the standby owns the partition")
+        poll_for(lambda: standby.counters["takeovers"]._value.get() == 1, 60, "the standby owns the partition")
         poll_for(lambda: device.after_answer[-1:] == ["199"], 60, "all that was asked for")
         device.goes_on_with(commands)
         assert len(device.answers) == 1 or device.answers[0] == device.answers[1]
