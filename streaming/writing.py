@@ -167,7 +167,10 @@ class TableBatches:
         reach("table.written")
         counts = counts or seen.get
         if splits and stored is not False:
-            quarantine.append(quarantined(self._left_out(validated), self.declared), number)
+            # A rebuild may have written rows of the batch meanwhile, those of a message all at once.
+            known = self.quarantine.read(validated.sparkSession).where(F.col("table") == self.declared.name)
+            rows = quarantined(self._left_out(validated), self.declared).alias("s")
+            quarantine.append(rows.join(known.alias("t"), F.expr("s._position = t._position"), "left_anti"), number)
         elif counts.get("bad"):
             quarantine.append(quarantined(validated.where(bad), self.declared), number)
         reach("table.quarantined")

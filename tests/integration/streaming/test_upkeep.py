@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import PulsebridgeError
+from streaming import writing
 from streaming.upkeep import Upkeep
 from tests.support.upkeep_world import ARRIVAL, House, killed_at
 
@@ -75,6 +76,30 @@ def test_a_rebuild_validates_by_todays_rules_what_the_flow_has_taken(
     house.take(8, 9, 2)
     assert [row for row in house.found("plain") if row.startswith(("c", "d"))] == ["d 1 80.0 8 0"]
     assert [row for row in house.found("quarantine") if row.startswith("plain")] == held
+
+
+def test_h18_a_batch_that_was_cut_before_a_rebuild_adds_nothing_that_the_rebuild_brought(
+    spark: SparkSession, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = fresh(spark, prepared, tmp_path, least=20)
+    house.arrive([one("e", "1", 90), one("e", "2", 1)], [one("f", "1", 2)], first=9)
+
+    def cut(point: str) -> None:
+        if point == "table.written":
+            raise RuntimeError("cut here")
+
+    monkeypatch.setattr(writing, "reach", cut)
+    with pytest.raises(RuntimeError, match="cut here"):
+        house.take(8, 11, 2)
+    monkeypatch.undo()
+    house.do("rebuild", "plain")
+    for _ in range(2):
+        house.take(8, 11, 2)
+    assert [row for row in house.found("plain") if row[0] in "def"] == ["d 1 80.0 8 0", "e 1 90.0 9 0"]
+    quarantined = [
+        row for row in house.found("quarantine") if row.startswith("plain") and row.split()[-2] in ("9", "10")
+    ]
+    assert quarantined == ["plain too low 1 10 0", "plain too low 2 9 1"]
 
 
 def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_made_again(
