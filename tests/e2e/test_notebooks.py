@@ -9,7 +9,7 @@ import socket
 import subprocess
 from ast import literal_eval
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from bridge.settings.loading import conf_path
 from pulsebridge.demo.recordings import BUOY, GLUCOSE, cut, load
 from pulsebridge.processes import pulsebridge_command
 from tests.support.certificates import HOST, Authority
+from tests.support.connect import connect_server
 from tests.support.delta_rows import delta_rows
 from tests.support.notebooks import NOTEBOOKS, ROOT, environment, executed
 from tests.support.secured import PASSWORD, mosquitto
@@ -90,10 +91,20 @@ def after(text: str, source: str) -> Callable[[Any], None]:
     return change
 
 
+@pytest.fixture(scope="module", params=["local", "connect"])
+def remote(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment by which a notebook finds its Spark: none for a driver of its own."""
+    if request.param == "local":
+        yield {}
+        return
+    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+        yield {"SPARK_REMOTE": address}
+
+
 @pytest.fixture
-def servers(stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path) -> dict[str, str]:
+def servers(stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, remote: dict[str, str]) -> dict[str, str]:
     """The environment by which a notebook finds the servers."""
-    return environment(stack, namespaces, tmp_path)
+    return environment(stack, namespaces, tmp_path) | remote
 
 
 @pytest.mark.e2e

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +19,10 @@ from bridge import contract
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import provision_commands
 from bridge.settings import PulsarSettings
-from pulsebridge.downloads.preflight import find_java
-from pulsebridge.local.ports import free_ports
-from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.processes import pulsebridge_command
+from tests.support.connect import connect_server, environment, spark_command, spark_options
 from tests.support.delta_rows import delta_rows
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 pytest.importorskip("grpc")
@@ -38,7 +33,7 @@ RULES: Final = {
     "alerts": [
         {"name": "hot", "metric": "temperature", "kind": "above", "limit": 30},
         {
-            "name": "damp",
+            "name": "humid",
             "table": "comfort",
             "kind": "sql",
             "condition": "humidity > 70 AND temperature < 25",
@@ -46,7 +41,7 @@ RULES: Final = {
         {"name": "each", "table": "comfort", "kind": "sql", "condition": "humidity > 90", "every": "message"},
     ]
 }
-TABLES: Final = ("bronze", "readings", "gold", "device_latest", "alerts", "quarantine", "comfort", "hourly")
+TABLES: Final = ("bronze", "readings", "gold", "device_latest", "alerts", "quarantine", "comfort", "hourly", "climate")
 OF_THE_RUN: Final = {
     "stored_at",
     "validated_at",
@@ -63,76 +58,16 @@ BODIES: Final = (
     {"temperature": 12.0, "humidity": 45, "occupied": False},
     {"temperature": 99.0, "humidity": 50.5, "occupied": False},  # too hot, and no whole percent: quarantine
     {"temperature": 20.0, "humidity": 95, "occupied": False},
+    {"temperature": 16.0, "humidity": 80, "occupied": False},
     {"temperature": 31.0, "humidity": 40, "color": {"x": 0.3}},
 )
 
 
-def environment(**more: str) -> dict[str, str]:
-    java = find_java()[0]
-    assert java is not None
-    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    # A launcher for spark-submit's Python, which must be this one.
-    return {
-        **os.environ,
-        "JAVA_HOME": str(java.home),
-        "PYTHONPATH": path,
-        "PYSPARK_PYTHON": sys.executable,
-        **more,
-    }
-
-
-def spark_command(name: str) -> str:
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return str(Path(found.origin).parent / "bin" / name)
-
-
-def spark_options(folder: Path) -> list[str]:
-    """Return what spark-submit and spark-pipelines are given: the settings of ``conf/``, and Delta's jars."""
-    from pulsebridge.spark_session import delta_jars
-    from streaming.session import spark_settings
-
-    settings = spark_settings("local[2]") | {
-        # Threads of spark-pipelines do not find what spark.jars names.
-        "spark.driver.extraClassPath": os.pathsep.join(map(str, delta_jars())),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.local.dir": str(folder / "scratch"),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-    }
-    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-
-
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Start a Spark Connect server on a free port of loopback, and give its address."""
-    folder = tmp_path_factory.mktemp("connect")
-    (port,) = free_ports(1)
-    server = Server(
-        "connect",
-        [
-            spark_command("spark-submit"), "--master", "local[2]", "--name", "connect",
-            "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-            *spark_options(folder),
-            "--conf", f"spark.connect.grpc.binding.port={port}",
-            "--conf", "spark.connect.grpc.binding.address=127.0.0.1",
-            "spark-internal",
-        ],
-        log=folder / "connect.log", cwd=folder, environment=environment(SPARK_LOCAL_IP="127.0.0.1"), grace_s=30,
-    )  # fmt: skip
-
-    def listens() -> bool:
-        assert server.alive(), last_lines(server.log)
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        poll_for(listens, 120, "the server to listen")
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.ask()
-        server.stop()
+    """The address of a Spark Connect server."""
+    with connect_server(tmp_path_factory.mktemp("connect")) as address:
+        yield address
 
 
 @pytest.fixture
@@ -145,14 +80,16 @@ def config(namespaces: PulsarSettings, tmp_path: Path) -> dict[str, Any]:
     shutil.copytree(EXAMPLES / "gx", tmp_path / "gx")
     made = [sys.executable, str(EXAMPLES / "comfort.py"), str(tmp_path)]
     subprocess.run(made, env=environment(), check=True, timeout=patient(120), capture_output=True)
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES), "utf-8")
+    damp = yaml.safe_load((EXAMPLES / "damp.yaml").read_text("utf-8"))
+    rules = {"alerts": [*RULES["alerts"], *damp["alerts"]]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules), "utf-8")
     names = ("service_url", "admin_url", "namespace", "system_namespace")
     return {
         "pulsar": {name: getattr(namespaces, name) for name in names},
         "streaming": {
             "topics": ["rooms"],
             "built_in": ["bronze", "readings", "gold", "device_latest", "alerts"],
-            "modules": [str(EXAMPLES / "comfort.py"), str(EXAMPLES / "hourly.py")],
+            "modules": [str(EXAMPLES / name) for name in ("comfort.py", "hourly.py", "climate.py")],
             "suites": str(tmp_path),
             "alerts": str(tmp_path / "rules.yaml"),
         },
@@ -229,7 +166,7 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
         "expect_column_mean_to_be_between(humidity)": ("info", False, True, None),
     }
     assert (tmp_path / "gx/uncommitted/data_docs/local_site/index.html").is_file()
-    assert {json.loads(row)["rule"] for row in here["alerts"]} == {"hot", "damp", "each"}
+    assert {json.loads(row)["rule"] for row in here["alerts"]} == {"hot", "humid", "each", "damp", "blink", "fan"}
 
     there = tables_of(config, tmp_path / "there", SPARK_REMOTE=remote)
     assert {name: rows for name, rows in here.items() if not rows} == {}
@@ -247,7 +184,7 @@ def test_what_ends_the_job_is_one_line_through_spark_connect(
     config["streaming"] |= {"quality": {"on_bad_share": "stop", "max_bad_share": 0.01, "min_batch_rows": 1}}
     done = job(config, tmp_path / "stop", "--only", "comfort", SPARK_REMOTE=remote)
     assert done.returncode == 1, done.stdout[-6000:]
-    line = "comfort failed in batch 0: comfort: 3 of 13 rows of a batch failed a rule"
+    line = "comfort failed in batch 0: comfort: 3 of 15 rows of a batch failed a rule"
     assert line in done.stdout, done.stdout[:3000] + done.stdout[-3000:]
     assert "JVM stacktrace" not in done.stdout
     assert "Traceback" not in done.stdout
