@@ -85,7 +85,8 @@ def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[
         part.waits(error.what)
 
     try:
-        with watching("pulsar-watch", interval_s, ask, over=lambda: health.ending, failed=failed):
+        # A stop does not wait for an answer: a closed client ends the look-up.
+        with watching("pulsar-watch", interval_s, ask, over=lambda: health.ending, failed=failed, patience_s=1.0):
             yield
     finally:
         with suppress(PulsebridgeError):  # closed either way
