@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-__all__ = ["batches_of", "measure", "product", "reference", "seconds_of"]
+__all__ = ["batches_of", "filled_topics", "measure", "product", "reference", "seconds_of"]
 
 SIZES: Final = {100: (4, 3), 20_000: (1, 2), 1_000_000: (0, 1)}
 """Rows of a batch; and how many batches come first, and how many are timed then."""
@@ -73,6 +73,14 @@ def measure() -> tuple[list[Figure], list[str]]:
     """Return ``silver.by_hand`` at three sizes, beside the reference without and with removal of duplicates;
     ``silver.settings``, the reference with this project's settings beside Spark's; and ``silver.p50`` and ``.p99``.
     """
+    with filled_topics() as (stack, folder, settings, topics):
+        took = {name: _session(name, settings, topics, folder / name) for name in (*PROFILES, "stock")}
+        return [*_figures(took), *_latencies(stack, folder)], []
+
+
+@contextmanager
+def filled_topics() -> Iterator[tuple[LocalStack, Path, PulsarSettings, dict[int, str]]]:
+    """Start the servers. Give them, a folder, the settings of Pulsar, and for each size a topic with its batches."""
     with (
         bench_folder() as folder,
         LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack,
@@ -83,8 +91,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             admin.provision_namespaces()
         side = OurSide(settings)
         topics = {size: side.store(PARTITIONS, batches_of(size, warm + timed)) for size, (warm, timed) in SIZES.items()}
-        took = {name: _session(name, settings, topics, folder / name) for name in (*PROFILES, "stock")}
-        return [*_figures(took), *_latencies(stack, folder)], []
+        yield stack, folder, settings, topics
 
 
 def product(

@@ -10,15 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from bridge.pulsar.admin import PulsarAdmin
-from bridge.settings import LocalSettings, PulsarSettings
-from pulsebridge.local.stack import LocalStack
+from bridge.settings import PulsarSettings
 from pulsebridge.spark_session import JAVA_OPTIONS
 from streaming.session import spark_settings
-from tests.bench.processes import bench_folder, with_logs_of
 from tests.bench.results import Figure
-from tests.bench.silver import PARTITIONS, SIZES, batches_of, product
-from tests.bench.source_peers import OurSide
+from tests.bench.silver import SIZES, filled_topics, product
 from tests.support.spark import build_session, stop_session
 
 __all__ = ["measure"]
@@ -44,16 +40,7 @@ WITHOUT: Final = {
 def measure() -> tuple[list[Figure], list[str]]:
     """Return ``settings.<line>.<rows>``."""
     took: dict[tuple[str, int], float] = {}
-    with (
-        bench_folder() as folder,
-        LocalStack(LocalSettings(quick_start=False, start_timeout="5m")) as stack,
-        with_logs_of(stack, folder),
-    ):
-        settings = PulsarSettings(service_url=stack.pulsar_url, admin_url=stack.admin_url)
-        with PulsarAdmin(settings) as admin:
-            admin.provision_namespaces()
-        side = OurSide(settings)
-        topics = {size: side.store(PARTITIONS, batches_of(size, warm + timed)) for size, (warm, timed) in SIZES.items()}
+    with filled_topics() as (_, folder, settings, topics):
         for line, changed in WITHOUT.items():
             for size, seconds in _session(line, changed, settings, topics, folder / line).items():
                 took[line, size] = seconds
