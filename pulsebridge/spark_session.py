@@ -7,33 +7,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bridge.settings import Settings
 from pulsebridge.captured_output import printing_to
+from pulsebridge.downloads.spark_jars import delta_jars
 from pulsebridge.niceness import lower_priority
 from sources.python_start import local_python
 from streaming.session import check_session, register, session_builder, spark_settings, submitted_session
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from bridge.settings.streaming import Profile
 
-__all__ = ["JAVA_OPTIONS", "delta_jars", "job_session", "local_session"]
+__all__ = ["JAVA_OPTIONS", "job_session", "local_session"]
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 """Name of the setting with the options of the driver's JVM."""
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 """Name of the setting with the class that writes checkpoints."""
-
-
-def delta_jars(cache_dir: Path | None = None) -> list[Path]:
-    """Return Delta's jars from the cache, downloaded once. Spark does not resolve them at its start."""
-    from pulsebridge.downloads.spark_jars import delta_jars as cached
-
-    return list(cached(cache_dir))
 
 
 def job_session(settings: Settings) -> SparkSession:

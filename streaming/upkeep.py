@@ -31,6 +31,7 @@ import structlog
 from bridge.contract import SOURCE_COLUMNS
 from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.killpoints import reach
+from streaming.failures import cause_of
 from streaming.pipelines import Flow
 from streaming.reading import QUARANTINE, Reader
 from streaming.sql import quoted, same
@@ -168,7 +169,7 @@ class Upkeep:
         try:
             done = passes.get(request.kind, self._rebuild)(request)
         except Exception as e:
-            what = e.what if isinstance(e, PulsebridgeError) else str(e).partition("\n")[0]
+            what = e.what if isinstance(e, PulsebridgeError) else cause_of(e).text
             if self.log.read().requests[request.id].state == "staged":
                 remedy = "start `pulsebridge stream` or repeat the command: both complete the request first"
                 raise TerminalError(f"{request.kind} of {request.table} was interrupted: {what}", remedy=remedy) from e
@@ -194,7 +195,7 @@ class Upkeep:
                     if (log.next is not None and self._owner in log.jobs) or self._owner in [r.owner for r in log.busy]:
                         self.log.add("alive", owner=self._owner)
                 except Exception as e:  # noqa: BLE001 the next read may succeed
-                    _log.info("the log of requests was not read", why=str(e).partition("\n")[0])
+                    _log.info("the log of requests was not read", why=cause_of(e).text)
 
         thread = threading.Thread(target=look, name="upkeep-log", daemon=True)
         thread.start()

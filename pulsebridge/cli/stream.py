@@ -105,7 +105,7 @@ def config_arguments(config: Path | None, sets: list[str] | None) -> list[str]:
 def _stream(arguments: list[str], *, print_only: bool) -> None:
     if print_only:
         from bridge.settings.loading import conf_path
-        from pulsebridge.spark_session import delta_jars
+        from pulsebridge.downloads.spark_jars import delta_jars
         from streaming import job
 
         words = ["spark-submit", "--properties-file", str(conf_path("spark-defaults.conf"))]
@@ -121,7 +121,7 @@ def _stream(arguments: list[str], *, print_only: bool) -> None:
 def _package(target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
     from bridge.settings.loading import conf_path
     from pulsebridge import packing, submission
-    from pulsebridge.spark_session import delta_jars
+    from pulsebridge.downloads.spark_jars import delta_jars
     from streaming.session import spark_defaults
 
     wanted = extras or packing.EXTRAS

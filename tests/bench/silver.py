@@ -27,8 +27,9 @@ from bridge.pulsar.wire.batches import head_of
 from bridge.settings import LocalSettings, PulsarSettings, Settings
 from bridge.settings.streaming import Profile
 from pulsebridge.audit.tables import LogTail, read_table
+from pulsebridge.downloads.spark_jars import delta_jars
 from pulsebridge.local.stack import LocalStack
-from pulsebridge.spark_session import JAVA_OPTIONS, delta_jars
+from pulsebridge.spark_session import JAVA_OPTIONS
 from sources.options import connection_options
 from streaming.job import Job
 from streaming.loading import pipeline_of

@@ -44,7 +44,7 @@ def spark_command(name: str) -> str:
 
 def spark_options(folder: Path) -> list[str]:
     """Return what spark-submit and spark-pipelines are given: the settings of ``conf/``, and Delta's jars."""
-    from pulsebridge.spark_session import delta_jars
+    from pulsebridge.downloads.spark_jars import delta_jars
     from streaming.session import spark_settings
 
     settings = spark_settings("local[2]") | {

@@ -25,7 +25,7 @@ from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import provision_commands
 from bridge.settings.loading import conf_path
 from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.spark_session import delta_jars
+from pulsebridge.downloads.spark_jars import delta_jars
 from pulsebridge.submission import Target, line, write_files
 from tests.support import cluster_job
 from tests.support.bronze_rows import reading
