@@ -10,15 +10,8 @@ Threads: the owning thread updates a part, any thread reads it; each event is on
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 __all__ = ["Health", "Part", "Verdict"]
-
-
-class _State(Enum):
-    READY = auto()
-    WAITING = auto()
-    STANDBY = auto()
 
 
 class Part:
@@ -32,17 +25,17 @@ class Part:
         self.name = name
         self.loop = loop
         self.answers_within_s = answers_within_s
-        self._state: tuple[_State, str] = (_State.WAITING, "starting")
+        self._absence = ("starting", False)  # why it is not ready, and whether it stands by
         self._failure = ""
         self._beat: float | None = None
 
     def ready(self) -> None:
         """Mark the part as ready."""
-        self._state = (_State.READY, "")
+        self._absence = ("", False)
 
     def waits(self, why: str) -> None:
         """Mark the part as not ready; the process retries."""
-        self._state = (_State.WAITING, why)
+        self._absence = (why, False)
 
     def stands_by(self, why: str) -> None:
         """Mark the part as standby: another process owns it.
@@ -50,7 +43,7 @@ class Part:
         A standby part does not make the process unready, unless no loop is ready. The loop may wait during standby; its
         age counts from its next run.
         """
-        self._state = (_State.STANDBY, why)
+        self._absence = (why, True)
         self._beat = None
 
     def turned(self, now: float) -> None:
@@ -71,13 +64,11 @@ class Part:
 
     def absence(self, now: float) -> tuple[str, bool]:
         """Return why the part is not ready, empty if it is, and whether it stands by."""
-        state, why = self._state
-        if state is not _State.READY:
-            return why, state is _State.STANDBY
+        why, standby = self._absence
         limit, beat = self.answers_within_s, self._beat
-        if limit is not None and beat is not None and now - beat > limit:
+        if not (why or standby) and limit is not None and beat is not None and now - beat > limit:
             return f"no answer for {now - beat:.0f} s", False
-        return "", False
+        return why, standby
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,32 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from bridge.errors import ConfigError, DeniedError
 
-__all__ = ["TlsFiles", "client_context", "file_stamps", "handshake_problem"]
+if TYPE_CHECKING:
+    from bridge.settings import MqttSettings, PulsarSettings
 
-_EXPIRED: Final = (10,)
-_NOT_YET: Final = (9,)
-_NO_ISSUER: Final = (2, 18, 19, 20, 21)
-_OTHER_NAME: Final = (62, 64)
-"""Numbers of OpenSSL's X509_V_ERR_…; they are the same in all its versions."""
+__all__ = ["client_context", "file_stamps", "handshake_problem"]
+
+_CERTIFICATE_PROBLEMS: Final = (
+    (
+        (62, 64),
+        "names another host: {text}",
+        "give a host name of the certificate ({address}), or get a certificate for this host",
+    ),
+    ((10,), "has expired", "renew the server's certificate, or correct this machine's clock"),
+    ((9,), "is not yet valid", "correct the clocks of both machines"),
+    (
+        (2, 18, 19, 20, 21),
+        "is signed by an authority that is not trusted here: {text}",
+        "set {section}.tls_ca to the authority's PEM file",
+    ),
+    ((), "was not accepted: {text}", "check it and {section}.tls_ca"),
+)
+"""Numbers of OpenSSL's X509_V_ERR_…, the problem and the remedy; the last entry is for all other numbers. The numbers are
+the same in all versions of OpenSSL."""
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
 _OURS_WANTED: Final = ("ALERT_CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
@@ -34,23 +49,7 @@ _OURS_REFUSED: Final = (
 )
 
 
-class TlsFiles(Protocol):
-    """The TLS files of a section of the settings."""
-
-    @property
-    def tls_ca(self) -> Path | None:
-        """PEM file of the authorities."""
-
-    @property
-    def tls_certificate(self) -> Path | None:
-        """PEM file of the client's certificate."""
-
-    @property
-    def tls_private_key(self) -> Path | None:
-        """PEM file of the client's private key."""
-
-
-def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True) -> ssl.SSLContext:
+def client_context(files: MqttSettings | PulsarSettings, section: str) -> ssl.SSLContext:
     """Return a context with the current content of the files. ``section`` is the one in errors: mqtt, pulsar.
 
     Raises ConfigError with the setting whose file cannot be used.
@@ -63,7 +62,7 @@ def client_context(files: TlsFiles, section: str, *, check_hostname: bool = True
             f"{section}.tls_ca: {ca} cannot be used: {_short(e)}",
             remedy="give a readable PEM file with the certificates of the authorities",
         ) from e
-    context.check_hostname = check_hostname
+    context.check_hostname = files.tls_validate_hostname
     if certificate is None or key is None:
         return context
     try:
@@ -90,7 +89,9 @@ def _stamp(file: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def handshake_problem(error: BaseException, files: TlsFiles, section: str, where: str) -> DeniedError | None:
+def handshake_problem(
+    error: BaseException, files: MqttSettings | PulsarSettings, section: str, where: str
+) -> DeniedError | None:
     """Return the error for an operator if ``error`` is a failed TLS handshake, else None.
 
     It searches the causes of ``error`` as well. ``where`` is the server's address. ``files`` are those of this client:
@@ -105,38 +106,19 @@ def handshake_problem(error: BaseException, files: TlsFiles, section: str, where
 
 
 def _theirs(error: ssl.SSLCertVerificationError, section: str, where: str) -> DeniedError:
-    code, text = error.verify_code, str(error.verify_message or error).rstrip(".")
-    if code in _OTHER_NAME:
-        what, remedy = (
-            f"the certificate of {where} names another host: {text}",
-            f"give a host name of the certificate ({_address_setting(section)}), or get a certificate for this host",
-        )
-    elif code in _EXPIRED:
-        what, remedy = (
-            f"the certificate of {where} has expired",
-            "renew the server's certificate, or correct this machine's clock",
-        )
-    elif code in _NOT_YET:
-        what, remedy = f"the certificate of {where} is not yet valid", "correct the clocks of both machines"
-    elif code in _NO_ISSUER:
-        what, remedy = (
-            f"the certificate of {where} is signed by an authority that is not trusted here: {text}",
-            f"set {section}.tls_ca to the authority's PEM file",
-        )
-    else:
-        what, remedy = (
-            f"the certificate of {where} was not accepted: {text}",
-            f"check it and {section}.tls_ca",
-        )
-    return DeniedError(what, remedy=remedy)
+    text = str(error.verify_message or error).rstrip(".")
+    found = (entry[1:] for entry in _CERTIFICATE_PROBLEMS if error.verify_code in entry[0] or not entry[0])
+    what, remedy = next(found)
+    address = "mqtt.host" if section == "mqtt" else "pulsar.service_url, pulsar.admin_url"
+    return DeniedError(
+        f"the certificate of {where} {what.format(text=text)}", remedy=remedy.format(section=section, address=address)
+    )
 
 
 def _of_reason(reason: str, given: bool, section: str, where: str) -> DeniedError | None:
     if reason in _NO_TLS:
-        return DeniedError(
-            f"{where} does not use TLS",
-            remedy=f"give its TLS port, or turn TLS off ({_tls_setting(section)})",
-        )
+        setting = "mqtt.tls=false" if section == "mqtt" else "pulsar:// and http:// in pulsar.service_url, admin_url"
+        return DeniedError(f"{where} does not use TLS", remedy=f"give its TLS port, or turn TLS off ({setting})")
     if any(reason.endswith(end) for end in (_OURS_WANTED if given else _OURS_WANTED + _OURS_REFUSED)):
         return DeniedError(
             f"{where} requires a certificate of this client ({reason})",
@@ -148,14 +130,6 @@ def _of_reason(reason: str, given: bool, section: str, where: str) -> DeniedErro
             remedy=f"renew {section}.tls_certificate, or let the server trust the authority that signed it",
         )
     return None
-
-
-def _tls_setting(section: str) -> str:
-    return "mqtt.tls=false" if section == "mqtt" else "pulsar:// and http:// in pulsar.service_url, admin_url"
-
-
-def _address_setting(section: str) -> str:
-    return "mqtt.host" if section == "mqtt" else "pulsar.service_url, pulsar.admin_url"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

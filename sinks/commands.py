@@ -17,7 +17,8 @@ from bridge.contract import ALERTS_TOPIC, GROUP_COMMANDS_TOPIC
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.provisioning import commands_ready, groups_ready, provision_commands
+from bridge.pulsar.provisioning import partitions_ready, provision_commands
+from bridge.pulsar.provisioning_plan import group_needs, push_needs
 from sinks.messages import BadRow, PulsarMessage
 from sinks.option_names import COMMANDS
 from sinks.options import SinkOptions, read_options
@@ -68,7 +69,8 @@ class CommandsSink(DataSource):
 
 def _prepare(options: SinkOptions, *, groups: bool, alerts: bool) -> None:
     with PulsarAdmin(options.pulsar) as admin:
-        ready = commands_ready(admin, options.topic) and (not groups or groups_ready(admin))
+        needs = [push_needs(options.pulsar, options.topic).topics[-1], *(group_needs(options.pulsar) if groups else [])]
+        ready = all(partitions_ready(admin, need) for need in needs)
         ready = ready and (not alerts or admin.exists(options.pulsar.system_topic(ALERTS_TOPIC)))
         if ready or (options.provision and provision_commands(admin, options.topic)):
             return

@@ -14,7 +14,8 @@ from pyspark.sql.datasource import DataSource
 
 from bridge.errors import ContractError
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.provisioning import groups_ready, provision_commands
+from bridge.pulsar.provisioning import partitions_ready, provision_commands
+from bridge.pulsar.provisioning_plan import group_needs
 from sinks.group_rows import check_schema, read_rows
 from sinks.option_names import GROUPS
 from sinks.options import SinkOptions, read_group_options
@@ -59,7 +60,7 @@ class GroupsSink(DataSource):
 
 def _prepare(options: SinkOptions) -> None:
     with PulsarAdmin(options.pulsar) as admin:
-        if groups_ready(admin):
+        if all(partitions_ready(admin, need) for need in group_needs(options.pulsar)):
             return
         if not options.provision:
             raise ContractError(

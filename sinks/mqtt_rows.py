@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_SINK
 from bridge.contract.commands import Problem, publish_topic_problem, text_problem
 from bridge.errors import ContractError
-from bridge.mqtt.fitting import misfit, publish_size
+from bridge.mqtt.packets import misfit, publish_size
 from bridge.mqtt.types import Connected, PublishProperties
 from sinks.arrow_rows import readable, rows_of
 from sinks.columns import MQTT_SINK_COLUMNS

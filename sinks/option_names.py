@@ -52,10 +52,10 @@ OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     MQTT: {
         "topic": "MQTT topic for rows without mqtt_topic (null, or no such column).",
         **{
-            f"mqtt.{name}": f"{field.description} Default: {getattr(field.default, 'text', field.default)}."
-            if (field := MqttSettings.model_fields[name]).default is not None
-            else str(field.description)
+            f"mqtt.{name}": MqttSettings.description_of(name)
+            + (f" Default: {getattr(default, 'text', default)}." if default is not None else "")
             for name in MQTT_SETTINGS
+            for default in [MqttSettings.model_fields[name].default]
         },
         "mqtt.password_file": "File of the password, read at each connect, on the executors.",
         "mqtt.client_id": "Beginning of the client ids; each task adds its own. Default pb-sink.",

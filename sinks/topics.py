@@ -17,7 +17,7 @@ from bridge.contract import DEAD_LETTERS_TOPIC, topic_name
 from bridge.errors import ConfigError, ContractError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import create_topic
-from bridge.pulsar.provisioning_plan import TopicNeed, namespace_steps
+from bridge.pulsar.provisioning_plan import namespace_steps, topic_need
 from sinks.option_names import TOPICS
 from sinks.options import SinkOptions, read_topic_options
 from sinks.topic_rows import Plan, check_schema, read_rows
@@ -98,7 +98,7 @@ def _prepare(options: SinkOptions) -> None:
             )
         for step in namespace_steps(f"{pulsar.tenant}/{pulsar.system_namespace}", pulsar):
             admin.do(step)
-        create_topic(admin, TopicNeed(dead, pulsar.command_partitions, why="undeliverable rows and messages"))
+        create_topic(admin, topic_need(pulsar, DEAD_LETTERS_TOPIC))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bridge.contract import Position, base_topic
 from bridge.errors import ConfigError
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.times import since_us
+from bridge.settings.units import since_us
 from sources.offsets import Offset
 from sources.snapshot import Catalog
 

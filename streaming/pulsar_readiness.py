@@ -8,10 +8,11 @@ from typing import Final
 
 import structlog
 
+from bridge.contract import ALERTS_TOPIC
 from bridge.errors import TerminalError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.provisioning import create_topic, partitions_with
-from bridge.pulsar.provisioning_plan import alerts_need
+from bridge.pulsar.provisioning import create_topic, partitions_ready
+from bridge.pulsar.provisioning_plan import topic_need
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["await_pulsar", "provision_alerts"]
@@ -29,9 +30,9 @@ def provision_alerts(settings: PulsarSettings, subscription: str) -> None:
     """
     if settings.provision == "off":
         return
-    need = alerts_need(settings, subscription)
+    need = topic_need(settings, ALERTS_TOPIC, subscription)
     with PulsarAdmin(settings) as admin:
-        if partitions_with(admin, need.topic, subscription):
+        if partitions_ready(admin, need):
             return
         if settings.provision == "verify":
             raise TerminalError(

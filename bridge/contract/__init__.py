@@ -50,9 +50,8 @@ ENTRY_VERSION: Final = "2"  # of an index entry: a command whose payload is in a
 GROUP_COMMAND_VERSION: Final = "1"
 GROUP_ROSTER_VERSION: Final = 1
 RECEIPT_VERSION: Final = "3"
-CURSOR_VERSION: Final = 2  # also of the separate record of ids; version 1, which contains all ids, is read as well
+CURSOR_VERSION: Final = 2  # also of the separate record of ids
 SEGMENT_VERSION: Final = 1
-MOVED_VERSION: Final = 2  # of a segment of parked commands that names copies in ``PARKED_TOPIC``
 PRESENCE_VERSION: Final = 1
 """Of a record on ``PRESENCE_TOPIC``; ``bridge/contract/presence.py`` defines its form."""
 INSTANCE_VERSION: Final = 1
@@ -195,28 +194,6 @@ COMMAND_REPEAT_PROPERTY: Final = "repeat"
 RECEIPT_STATES: Final = "delivered", "answered", "expired", "rejected", "overflowed", "duplicate", "expanded"
 """README.md has their meaning, CONTRIBUTING.md the steps to add one. A reader takes an unknown state as text."""
 
-RECEIPT_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
-    ("v", "string"),
-    ("command_id", "string"),
-    ("device", "string"),
-    ("mqtt_topic", "string"),
-    ("state", "string"),
-    ("reason", "string"),
-    ("position", "string"),
-    ("attempts", "int"),
-    ("emitted_at_us", "bigint"),
-    ("pushed_at_us", "bigint"),
-    ("confirmed_at_us", "bigint"),
-    ("answered_at_us", "bigint"),
-    ("answer", "string"),
-    ("answer_length", "int"),
-    ("resend_of", "string"),
-    ("group", "string"),
-    ("group_command_id", "string"),
-    ("members", "int"),
-)
-"""Columns of a receipt. ``answer`` is base64. It is cut to its head if ``answer_length``, in bytes, is more."""
-
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -234,7 +211,7 @@ class Receipt:
     confirmed_at_us: int = 0
     answered_at_us: int = 0
     answer: bytes = b""
-    """The device's answer, or its head."""
+    """The device's answer, in the record as base64; its head if ``answer_length``, in bytes, is more."""
     answer_length: int = 0
     resend_of: str = ""
     """The first id of the command if this one is a resent copy; empty for all others."""
@@ -246,7 +223,7 @@ class Receipt:
 
     def encode(self) -> bytes:
         """Return the receipt as the JSON payload of its Pulsar message."""
-        body = {"v": RECEIPT_VERSION} | {name: getattr(self, name) for name, _ in RECEIPT_COLUMNS[1:]}
+        body = {"v": RECEIPT_VERSION} | {name: getattr(self, name) for name in self.__annotations__}
         body["answer"] = base64.b64encode(self.answer).decode("ascii")
         return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -259,6 +236,16 @@ class Receipt:
         for name in ("emitted_at_us", "pushed_at_us", "confirmed_at_us", "answered_at_us"):
             checked_whole(known.get(name, 0), 0, LAST_US)
         return cls(**known, answer=base64.b64decode(body.get("answer", ""), validate=True))
+
+
+RECEIPT_COLUMNS: Final = (
+    ("v", "string"),
+    *(
+        (name, ("bigint" if name.endswith("_us") else "int") if kind == "int" else "string")
+        for name, kind in Receipt.__annotations__.items()
+    ),
+)
+"""Columns of a receipt, with Spark SQL types."""
 
 
 # --- columns of the source ------------------------------------------------------------------------------------

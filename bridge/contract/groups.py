@@ -59,6 +59,8 @@ MEMBER: Final = json.dumps({"v": GROUP_MEMBER_VERSION}, separators=(",", ":")).e
 """Payload of a membership."""
 
 _ANY: Final = "device"
+_COMMON: Final = ("command_id", "payload", "qos", "retain", "expires_at_ms", "emitted_at_us", "cause")
+"""Fields that a group command and a command have alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +108,8 @@ def group_problem(command: GroupCommand, max_name_bytes: int = MAX_NAME_BYTES) -
 
 def _as_command(command: GroupCommand) -> Command:
     """Return the command as one to a device with the group's name, for common validation."""
-    return Command(
-        command.command_id,
-        command.group,
-        command.mqtt_topic or _ANY,
-        command.payload,
-        command.qos,
-        command.retain,
-        command.expires_at_ms,
-        command.emitted_at_us,
-        command.cause,
-    )
+    values = {name: getattr(command, name) for name in _COMMON}
+    return Command(device=command.group, mqtt_topic=command.mqtt_topic or _ANY, **values)
 
 
 def encode_group_command(command: GroupCommand) -> dict[str, str]:
@@ -147,17 +140,8 @@ def decode_group_command(
         raise ContractError(f"a group command lacks the property {C_GROUP}")
     plain = {C_TOPIC: _ANY, **properties, C_VERSION: COMMAND_VERSION, C_DEVICE: properties[C_GROUP] or _ANY}
     found = read_command(plain, payload)
-    command = GroupCommand(
-        found.command_id,
-        properties[C_GROUP],
-        properties.get(C_TOPIC, ""),
-        payload,
-        found.qos,
-        found.retain,
-        found.expires_at_ms,
-        found.emitted_at_us,
-        found.cause,
-    )
+    values = {name: getattr(found, name) for name in _COMMON}
+    command = GroupCommand(group=properties[C_GROUP], mqtt_topic=properties.get(C_TOPIC, ""), **values)
     problem = group_problem(command, max_name_bytes)
     if problem is not None:
         raise ContractError(str(problem))

@@ -153,21 +153,11 @@ class Family:
         """Add a receipt, in the order of the log."""
         self.copy(receipt.command_id).receipts.append(receipt)
 
-    def take_command(self, partition: int, position: CommandPosition, command: Command) -> None:
-        """Add a command of the log."""
+    def take_command(self, partition: int, position: CommandPosition, command: Command, *, moved: bool = False) -> None:
+        """Add a command of the log; with ``moved`` a relocated one."""
         found = self.copy(command.command_id)
         found.command = found.command or command
-        found.positions.append((partition, position))
-
-    def take_moved(self, partition: int, position: CommandPosition, command: Command) -> None:
-        """Add a relocated command."""
-        found = self.copy(command.command_id)
-        found.command = found.command or command
-        found.moved.append((partition, position))
-
-    def take_in_group(self, command_id: str, found: InGroup) -> None:
-        """Add a position in the topic of group commands."""
-        self.copy(command_id).in_group.append(found)
+        (found.moved if moved else found.positions).append((partition, position))
 
     def take_letter(self, letter: DeadLetter, command: Command | None) -> None:
         """Add a dead letter; ``command`` is its command, None if it is cut or is not a valid command."""

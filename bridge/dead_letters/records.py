@@ -167,11 +167,6 @@ class Selection:
     since_us: int = 0
     """Dead letters since this time, in µs since the epoch."""
 
-    @property
-    def whole_topics(self) -> bool:
-        """Whether the selection contains all dead letters of each selected topic."""
-        return not (self.ids or self.reason or self.device or self.since_us)
-
     def means(self, letter: DeadLetter) -> bool:
         """Return whether the selection contains the letter."""
         if self.ids and letter.id not in self.ids:
@@ -186,7 +181,8 @@ class Selection:
 
     def means_target(self, topic: str) -> bool:
         """Return whether the selection contains all letters of this original Pulsar topic."""
-        return self.whole_topics and self.topic in ("", topic, topic.rsplit("/", 1)[-1])
+        restricted = self.ids or self.reason or self.device or self.since_us
+        return not restricted and self.topic in ("", topic, topic.rsplit("/", 1)[-1])
 
     def _of_topic(self, letter: DeadLetter) -> bool:
         if letter.target and base_topic(self.topic) in (letter.target, letter.target.rsplit("/", 1)[-1]):

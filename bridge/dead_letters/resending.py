@@ -14,15 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from bridge.contract import partition_name
-from bridge.contract.commands import Command, GroupRef, command_problem, encode_command
+from bridge.contract.commands import Command, command_problem, encode_command
 from bridge.dead_letters.history import Family, Refusal
 from bridge.errors import TransientError
 from bridge.killpoints import reach
-from bridge.pulsar.client import PulsarClient, our_errors
+from bridge.pulsar.client import our_errors
 from bridge.pulsar.sending import PartitionWriters, Receipts
+
+if TYPE_CHECKING:
+    from bridge.inspect.devices.reading import PushTopics
 
 __all__ = ["Resent", "resend"]
 
@@ -37,22 +40,8 @@ class Resent:
     refused: list[Refusal] = field(default_factory=list)
 
 
-class CommandTopics(Protocol):
-    """The commands topic and the topic of group commands, as ``bridge.inspect.devices.reading`` reads them."""
-
-    client: PulsarClient
-    commands: str
-    """Full name of the commands topic."""
-
-    def partition_of(self, device: str) -> int:
-        """Return the partition of a device's commands."""
-
-    def group_payload(self, ref: GroupRef) -> bytes | None:
-        """Return the payload of a group command, None if Pulsar has deleted it."""
-
-
 def resend(
-    topics: CommandTopics,
+    topics: PushTopics,
     families: Iterable[Family],
     decide: Callable[[Family], Command | Refusal],
     *,
@@ -80,7 +69,7 @@ def resend(
     return resent
 
 
-def _whole(first: str, command: Command, topics: CommandTopics) -> Command | Refusal:
+def _whole(first: str, command: Command, topics: PushTopics) -> Command | Refusal:
     """Return a command with its payload, ready to store, or the reason against it."""
     if command.ref is not None:
         payload = topics.group_payload(command.ref)
@@ -98,7 +87,7 @@ def _whole(first: str, command: Command, topics: CommandTopics) -> Command | Ref
     return command
 
 
-def _write(topics: CommandTopics, writers: PartitionWriters, command: Command) -> None:
+def _write(topics: PushTopics, writers: PartitionWriters, command: Command) -> None:
     name = partition_name(topics.commands, topics.partition_of(command.device))
     operation = f"writing {command.command_id} to {name}"
     receipts = Receipts()

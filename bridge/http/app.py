@@ -75,7 +75,7 @@ class HttpApp:
         self.closing = False
         """Set when the service stops: no more messages are accepted."""
         self._http = settings.http
-        self._intake = intake
+        self.intake = intake
         resume = settings.ingest.resume_topic
         self._resume = () if resume is None else (Filter.parse(resume),)
         self._tokens = Tokens({})
@@ -144,7 +144,7 @@ class HttpApp:
         if self.closing:
             return busy("the service is stopping; the message was not accepted")
         try:
-            future = self._intake.take(message)
+            future = self.intake.take(message)
         except SaturatedError as e:
             return busy(f"{e.what}; the message was not accepted")
         except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others

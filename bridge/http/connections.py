@@ -72,7 +72,8 @@ class _Connection(asyncio.BufferedProtocol):
         self.context = transport.get_extra_info("sslcontext")
         certificate = transport.get_extra_info("peercert")
         if certificate:
-            self._certificate = self._owner.topics_of(certificate_names(certificate))
+            names = certificate_names(certificate)
+            self._certificate = certificate_filters(names, self._owner.http.certificates, self._owner.name_limit)
         self._owner.open.add(self)
         self._wait(self._owner.http.limits.first_request_timeout)
 
@@ -81,7 +82,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._drop_body()
         if self._timer is not None:
             self._timer.cancel()
-        self._owner.lost(self)
+        self._owner.open.discard(self)
+        self._owner.closed.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._owner.buffer
@@ -213,7 +215,6 @@ class _Connection(asyncio.BufferedProtocol):
         self._head = None
         self._phase = _Phase.HEAD
         self._wait(self._owner.http.limits.read_timeout)
-        self._owner.answered()
         self._transport.resume_reading()
 
     def _refuse(self, answer: Answer) -> None:
@@ -248,7 +249,6 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
         self._transport.resume_reading()
         self._wait(_LINGER_S)
-        self._owner.answered()
 
     def _close(self) -> None:
         self._phase = _Phase.ENDED
@@ -309,44 +309,30 @@ class Connections:
         """Shared by all connections, because its content is processed before the next read."""
         self.is_current = is_current
         self.open: set[_Connection] = set()
-        self._name_limit = settings.max_name_bytes
-        self._changed = asyncio.Event()
+        self.name_limit = settings.max_name_bytes
+        self.closed = asyncio.Event()
+        """Set when a connection has closed."""
 
     def connect(self) -> asyncio.BaseProtocol:
         """Return the protocol object of a new connection."""
         return _Connection(self)
 
-    def topics_of(self, names: tuple[str, ...]) -> Filters:
-        """Return the topics of a client certificate with these names."""
-        return certificate_filters(names, self.http.certificates, self._name_limit)
+    def finish(self, *, outdated: bool = False) -> None:
+        """Close idle connections; the others close after the answer that they wait for.
 
-    def lost(self, connection: _Connection) -> None:
-        """Forget a connection that is closed."""
-        self.open.discard(connection)
-        self._changed.set()
-
-    def answered(self) -> None:
-        """Note that a request has its answer."""
-        self._changed.set()
-
-    def end_outdated(self) -> None:
-        """Close idle connections with an old TLS context; others close before their next request."""
+        With ``outdated`` only those with an old TLS context; the busy ones close before their next request.
+        """
         for connection in list(self.open):
-            if not self.is_current(connection.context):
+            if not outdated or not self.is_current(connection.context):
                 connection.finish()
-
-    def finish(self) -> None:
-        """Close idle connections; the others close after the answer that they wait for."""
-        for connection in list(self.open):
-            connection.finish()
 
     async def finished(self, timeout: float) -> None:
         """Wait at most ``timeout`` seconds until clients have their answers, then abort the others."""
         end = self.loop.time() + timeout
         while self.open and self.loop.time() < end:
-            self._changed.clear()
+            self.closed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), end - self.loop.time())
+                await asyncio.wait_for(self.closed.wait(), end - self.loop.time())
             except asyncio.TimeoutError:
                 break
         for connection in list(self.open):

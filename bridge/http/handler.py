@@ -22,7 +22,6 @@ from bridge.settings.http import HttpSettings
 from bridge.tls import file_stamps
 
 if TYPE_CHECKING:
-    from bridge.http.app import HttpApp
     from bridge.http.connections import Connections
 
 __all__ = ["HttpHandler"]
@@ -45,8 +44,6 @@ class HttpHandler(ProtocolHandler):
         self._timer: asyncio.TimerHandle | None = None
         self._was_ready = True
         self._service: Service | None = None
-        self._intake: AwaitedIntake | None = None
-        self._app: HttpApp | None = None
         self._connections: Connections | None = None
 
     @property
@@ -114,10 +111,9 @@ class HttpHandler(ProtocolHandler):
         from bridge.http.app import HttpApp
         from bridge.http.connections import Connections
 
-        http = self._http
-        self._intake = AwaitedIntake(service, link="http", protocol="http", limit=http.limits.in_flight)
-        self._app = HttpApp(self._settings, self._intake)
-        self._connections = Connections(self._settings, self._app, service.loop, is_current=self._is_current)
+        intake = AwaitedIntake(service, link="http", protocol="http", limit=self._http.limits.in_flight)
+        app = HttpApp(self._settings, intake)
+        self._connections = Connections(self._settings, app, service.loop, is_current=self._is_current)
         self._timer = service.loop.call_later(_CHECK_S, self._check)
 
     def _check(self) -> None:
@@ -148,7 +144,7 @@ class HttpHandler(ProtocolHandler):
             return
         self._files = files
         assert self._connections is not None
-        self._connections.end_outdated()
+        self._connections.finish(outdated=True)
         log.info("the certificate was replaced", file=str(self._http.tls_certificate))
 
     def listeners(self) -> Mapping[Address, Acceptor]:
@@ -169,23 +165,22 @@ class HttpHandler(ProtocolHandler):
 
     def readiness(self) -> Mapping[str, bool]:
         """Return whether requests are accepted and Pulsar confirms their messages."""
-        intake = self._intake
-        ready = intake is not None and intake.stalled_for < self._settings.ingest.stall_warning
-        return {"http": ready and not (self._app is not None and self._app.closing)}
+        if self._connections is None:
+            return {"http": False}
+        app = self._connections.app
+        return {"http": app.intake.stalled_for < self._settings.ingest.stall_warning and not app.closing}
 
     def close(self) -> None:
         """Refuse new messages, answer waiting ones once they are stored, and end the connections."""
-        if self._service is not None and self._app is not None:
-            asyncio.run_coroutine_threadsafe(self._close(self._service), self._service.loop).result()
+        if self._service is not None and self._connections is not None:
+            close = self._close(self._service, self._connections)
+            asyncio.run_coroutine_threadsafe(close, self._service.loop).result()
 
-    async def _close(self, service: Service) -> None:
-        assert self._app is not None
-        assert self._intake is not None
-        assert self._connections is not None
+    async def _close(self, service: Service, connections: Connections) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._app.closing = True
-        self._connections.finish()
-        unstored = await self._intake.drain(service.drain_deadline)
-        await self._connections.finished(_ANSWER_S)
+        connections.app.closing = True
+        connections.finish()
+        unstored = await connections.app.intake.drain(service.drain_deadline)
+        await connections.finished(_ANSWER_S)
         log.info("http stops", unstored=unstored)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 import difflib
 import json
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["PREFIX", "Refusal", "message_of", "topic_problem"]
+__all__ = ["PREFIX", "Refusal", "message_of"]
 
 PREFIX: Final = b"/topics/"
 
@@ -43,9 +43,12 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
     """
     try:
         topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
-        problem = topic_problem(topic)
-        if problem is not None:
-            raise _Refused(f"the topic {problem}")
+        if not topic:
+            raise _Refused("the topic is empty")
+        if "+" in topic or "#" in topic:
+            raise _Refused("the topic must have no wildcard, '+' or '#'")
+        if topic.startswith("$"):
+            raise _Refused("the topic must not begin with '$': such topics are the broker's own")
         asked = _query(query)
         properties = _properties(asked, headers)
         if asked.get("retain", "false") != "false":
@@ -56,17 +59,6 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
     except _Refused as e:
         return Refusal(str(e))
     return Message(topic, body, int(qos), False, False, 0, None if properties == PublishProperties() else properties)
-
-
-def topic_problem(topic: str) -> str | None:
-    """Return why no client can publish to ``topic``, None if one can (MQTT 5, 4.7)."""
-    if not topic:
-        return "is empty"
-    if "+" in topic or "#" in topic:
-        return "must have no wildcard, '+' or '#'"
-    if topic.startswith("$"):
-        return "must not begin with '$': such topics are the broker's own"
-    return None
 
 
 def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
@@ -109,36 +101,15 @@ def _properties(asked: dict[str, str], headers: Iterable[tuple[bytes, bytes]]) -
             user += _aws_pairs(raw)
         elif name == "content-type" or name.startswith(("mqtt-", "x-amz-mqtt5-")):
             name = name.removeprefix("x-amz-mqtt5-").removeprefix("mqtt-")
-            if name not in ("content-type", *_HEADERS):
+            if name not in _FIELDS:
                 raise _Refused(f"unknown header {raw_name.decode('latin-1')[:80]!r}")
             if name in single:
                 raise _Refused(f"the header {raw_name.decode('latin-1')} is given twice")
             # Correlation data is bounded once it is decoded.
             single[name] = _text(raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT)
-    for parameter, name in (
-        ("contentType", "content-type"),
-        ("responseTopic", "response-topic"),
-        ("messageExpiry", "message-expiry"),
-    ):
-        if parameter in asked:
-            single[name] = asked[parameter]
-    return PublishProperties(
-        user=tuple(user),
-        content_type=single.get("content-type"),
-        response_topic=_response_topic(single.get("response-topic")),
-        correlation_data=_correlation(single.get("correlation-data")),
-        payload_format=_format(single),
-        expiry_s=_expiry(single.get("message-expiry")),
-    )
-
-
-_HEADERS: Final = (
-    "response-topic",
-    "correlation-data",
-    "message-expiry",
-    "payload-format",
-    "payload-format-indicator",
-)
+    single |= {_PARAMETERS[name]: text for name, text in asked.items() if name in _PARAMETERS}
+    fields: dict[str, Any] = {field: read(single[name]) for name, (field, read) in _FIELDS.items() if name in single}
+    return PublishProperties(user=tuple(user), **fields)
 
 
 def _pair(raw: bytes) -> tuple[str, str]:
@@ -170,15 +141,13 @@ def _utf8(text: str, what: str) -> bytes:
         raise _Refused(f"{what} is not UTF-8") from None
 
 
-def _response_topic(text: str | None) -> str | None:
-    if text is not None and (not text or "+" in text or "#" in text):
+def _response_topic(text: str) -> str:
+    if not text or "+" in text or "#" in text:
         raise _Refused("the response topic is empty or has a wildcard")
     return text
 
 
-def _correlation(text: str | None) -> bytes | None:
-    if text is None:
-        return None
+def _correlation(text: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
@@ -188,18 +157,31 @@ def _correlation(text: str | None) -> bytes | None:
     return data
 
 
-def _format(single: dict[str, str]) -> int | None:
-    text = single.get("payload-format", single.get("payload-format-indicator"))
-    if text is None:
-        return None
+def _format(text: str) -> int:
     if text not in _FORMATS:
         raise _Refused(f"the payload format is one of {', '.join(_FORMATS)}")
     return _FORMATS[text]
 
 
-def _expiry(text: str | None) -> int | None:
-    if text is None:
-        return None
+def _expiry(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 32):
         raise _Refused("the message expiry is a number of seconds below 2^32")
     return int(text)
+
+
+_FIELDS: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "content-type": ("content_type", str),
+    "response-topic": ("response_topic", _response_topic),
+    "correlation-data": ("correlation_data", _correlation),
+    "payload-format-indicator": ("payload_format", _format),
+    "payload-format": ("payload_format", _format),
+    "message-expiry": ("expiry_s", _expiry),
+}
+"""Headers, without the prefix: the field of the message's properties, and its reader. The later of two applies."""
+
+_PARAMETERS: Final = {
+    "contentType": "content-type",
+    "responseTopic": "response-topic",
+    "messageExpiry": "message-expiry",
+}
+"""Parameters of the query that apply instead of a header."""

@@ -1,4 +1,4 @@
 """The ingest tier stores MQTT messages in Pulsar and sends PUBACK only after Pulsar's receipt.
 
-The modules ``credit``, ``session`` and ``session_slots`` are pure.
+The module ``session_filters`` is pure.
 """

@@ -30,23 +30,14 @@ import structlog
 
 from bridge.backoff import backoff_s
 from bridge.contract import MOVES_TOPIC
-from bridge.errors import DeniedError, TerminalError, TransientError
-from bridge.ingest.session import wanted_subscriptions
-from bridge.ingest.session_memory import SessionMemory
-from bridge.ingest.session_slots import SessionSlot
-from bridge.ingest.worker import packet_limit
-from bridge.intake.partition_producers import Reading
+from bridge.errors import DeniedError, TransientError
+from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
+from bridge.ingest.sessions import SessionSlot, forget_session, store_session, stored_sessions
+from bridge.ingest.worker import check_loss, packet_limit
+from bridge.intake.flow import Reading
 from bridge.mqtt.client import Link
-from bridge.mqtt.refusals import subscriber, subscription_remedy, what_to_check
-from bridge.mqtt.types import (
-    DISCONNECT_TAKEN_OVER,
-    Confirmation,
-    Connected,
-    Disconnected,
-    LinkHandler,
-    Message,
-    Subscription,
-)
+from bridge.mqtt.refusals import subscriber, subscription_remedy
+from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.protocols.handler import Service
 from bridge.pulsar.acks import AckQueue
 from bridge.routing.sharding import Move, Remembered, plan_move
@@ -71,11 +62,10 @@ _AT_ONCE: Final = 8
 class SessionMover:
     """Settles the sessions of one family before the worker of ``slot`` reads. ``settings.mqtt`` is its broker."""
 
-    def __init__(self, slot: SessionSlot, settings: Settings, service: Service, memory: SessionMemory) -> None:
+    def __init__(self, slot: SessionSlot, settings: Settings, service: Service) -> None:
         self._slot = slot
         self._settings = settings
         self._service = service
-        self._memory = memory
 
     def settle(self) -> tuple[bool, dict[str, int] | None]:
         """Move filters, or wait until none must move. Returns success and the filters of the own session.
@@ -88,7 +78,7 @@ class SessionMover:
         warned = False
         while not stopping.is_set():
             try:
-                known = self._memory.load(self._service.admin)
+                known = stored_sessions(self._service.admin)
                 move = plan_move(slot.family, known, slot.sessions, former=slot.former)
                 if move is None:
                     mine = known.get(slot.name)
@@ -116,7 +106,7 @@ class SessionMover:
         return False, None
 
     def _move(self, move: Move, known: Mapping[str, Remembered]) -> None:
-        slot, admin, memory = self._slot, self._service.admin, self._memory
+        slot, admin = self._slot, self._service.admin
         log.info(
             "moving filters between MQTT sessions before reading",
             gain={slot.client_id(n): list(f) for n, f in move.gain.items()},
@@ -129,7 +119,7 @@ class SessionMover:
             if not subscribing.run(self._service):
                 return
             released = known[name].released if name in known else ()
-            memory.store(admin, name, slot.remembered(name, subscribing.granted, released))
+            store_session(admin, name, slot.remembered(name, subscribing.granted, released))
         drains = {name: _Drain(self._mqtt(name), self._service, lost) for name, lost in move.drain.items()}
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ingest-drain") as pool:
             ran = list(pool.map(lambda drain: drain.run(self._service), drains.values()))
@@ -142,18 +132,18 @@ class SessionMover:
 
     def _release(self, name: str, drain: _Drain, move: Move) -> bool:
         """Delete a drained session, or store what its worker must unsubscribe. Returns False if stopped first."""
-        admin, memory = self._service.admin, self._memory
+        admin = self._service.admin
         if name in move.delete:
-            if not _Delete(self._mqtt(name)).run(self._service):
+            if not _Connection(self._mqtt(name), persistent=False).run(self._service):
                 return False
-            memory.forget(admin, name)
+            forget_session(admin, name)
         elif drain.lost:
-            memory.forget(admin, name)  # then its worker subscribes to everything
+            forget_session(admin, name)  # then its worker subscribes to everything
         else:
-            session = memory.load(admin)[name]
+            session = stored_sessions(admin)[name]
             granted = {**session.granted, drain.marker: 1}
             released = (*session.released, *move.drain[name], drain.marker)
-            memory.store(admin, name, replace(session, granted=granted, released=released))
+            store_session(admin, name, replace(session, granted=granted, released=released))
         return True
 
     def _mqtt(self, name: str) -> Settings:
@@ -162,7 +152,10 @@ class SessionMover:
 
 
 class _Connection(LinkHandler):
-    """A connection to a session for one purpose; ``done`` closes it."""
+    """A connection to a session for one purpose; ``done`` closes it. This one only connects.
+
+    Without ``persistent`` the broker then deletes the session: a clean start and no expiry.
+    """
 
     def __init__(self, settings: Settings, *, persistent: bool = True, window: int = 100) -> None:
         self.settings = settings
@@ -180,7 +173,7 @@ class _Connection(LinkHandler):
         """Run until ``done``. Returns False if the service stops first."""
         try:
             while not self.done and not service.stopping.is_set():
-                self.link.turn(min(0.2, self.next_in()))
+                self.link.turn(0.2)
             if self.done:
                 self.link.turn(0.0)  # write the remaining output
             return self.done
@@ -188,33 +181,13 @@ class _Connection(LinkHandler):
             self.link.disconnect()
             self.link.close()
 
-    def next_in(self) -> float:
-        """How long the loop may wait for bytes, in seconds."""
-        return 0.2
+    def on_connected(self, event: Connected) -> None:
+        self.done = True
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Reconnect, unless that cannot help."""
-        if event.reason == DISCONNECT_TAKEN_OVER:
-            raise TerminalError(
-                f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
-                remedy="stop the workers that run with the former filters or shards, then restart",
-            )
-        if event.remedy is not None and self.link.epoch == 0:
-            raise DeniedError(event.why, remedy=event.remedy)
         self._losses += 1
-        if self._losses in (1, 10, 100):
-            log.warning(
-                f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}", why=event.why
-            )
-
-    def check(self, asked: Sequence[str], codes: Sequence[int]) -> None:
-        """Raise DeniedError if the broker refused one of the requested filters."""
-        for one, code in zip(asked, codes, strict=False):
-            if code >= 0x80:
-                raise DeniedError(
-                    f"the MQTT broker refused the subscription to {one!r} (code {code:#x})",
-                    remedy=subscription_remedy(self.settings.mqtt, self.link.client_id),
-                )
+        remedy = "stop the workers that run with the former filters or shards, then restart"
+        check_loss(self.link, event, self._losses, remedy)
 
 
 class _Subscribe(_Connection):
@@ -225,33 +198,19 @@ class _Subscribe(_Connection):
     ) -> None:
         super().__init__(session_settings)
         self.granted = dict(granted)
-        self._wanted = wanted_subscriptions(wanted, settings.ingest.qos, settings.ingest.retained)
-        self._asked: tuple[Subscription, ...] = ()
+        subscriptions = wanted_subscriptions(wanted, settings.ingest.qos, settings.ingest.retained)
+        self._filters = SessionFilters(subscriptions, self.granted, optional=None, remember=self.granted.update)
 
     def on_connected(self, event: Connected) -> None:
-        """Subscribe."""
         if not event.session_present:
-            self.granted = {}
-        self._asked = tuple(s for s in self._wanted if self.granted.get(s.filter) != s.qos)
-        self.done = not self._asked
-        if self._asked:
-            self.link.subscribe(self._asked)
+            self.granted.clear()
+        missing, _ = self._filters.connected(session_present=event.session_present)
+        self.done = not missing
+        if missing:
+            self.link.subscribe(missing)
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Note the granted filters."""
-        self.check([s.filter for s in self._asked], codes)
-        self.granted |= {s.filter: s.qos for s in self._asked}
-        self.done = True
-
-
-class _Delete(_Connection):
-    """Deletes a session at the broker: connects with a clean start and no expiry."""
-
-    def __init__(self, session_settings: Settings) -> None:
-        super().__init__(session_settings, persistent=False)
-
-    def on_connected(self, event: Connected) -> None:
-        """Stop: the broker has deleted the session."""
+        self._filters.subscribed(codes, self.settings.mqtt, self.link.client_id)
         self.done = True
 
 
@@ -301,8 +260,11 @@ class _Drain(_Connection):
         self.link.subscribe([Subscription(self.marker)])
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Publish the marker."""
-        self.check([self.marker], codes)
+        if codes[0] >= 0x80:
+            raise DeniedError(
+                f"the MQTT broker refused the subscription to {self.marker!r} (code {codes[0]:#x})",
+                remedy=subscription_remedy(self.settings.mqtt, self.link.client_id),
+            )
         if self._step is not _Step.END:
             self._step = _Step.FLOW
             self._mark()
@@ -327,7 +289,6 @@ class _Drain(_Connection):
         return f"allow {who} to publish and to subscribe to {MOVES_TOPIC}/#"
 
     def on_message(self, message: Message) -> None:
-        """Process a message, or the marker."""
         reading = Reading(self.link.epoch, message.mid, time.monotonic())
         self._acks.arrived(reading)
         if message.topic == self.marker:
@@ -396,7 +357,3 @@ class _Drain(_Connection):
                 client_id=self.link.client_id,
                 messages=self.count,
             )
-
-    def next_in(self) -> float:
-        """How long the loop may wait for bytes, in seconds."""
-        return self._intake.next_in(time.monotonic())

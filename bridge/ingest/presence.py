@@ -1,8 +1,8 @@
 """Writes the time of each device's last message to Pulsar, in a separate thread.
 
 Presence records are best effort by design: no reading waits for one, and none is acknowledged by one. A device has at
-most one waiting record, unstored ones are retried. If too many wait, the newest are dropped and counted. ``sightings``
-decides which messages require a record.
+most one waiting record, unstored ones are retried. If too many wait, the newest are dropped and counted.
+``bridge.intake.targets`` decides which messages require a record.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -22,11 +22,12 @@ from bridge.contract import COMMANDS_TOPIC, PRESENCE_TOPIC
 from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import PulsebridgeError, TransientError
+from bridge.intake.flow import Reading
 from bridge.intake.metrics import INGEST
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.provisioning import create_topic, move_retention_subscription
-from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION, presence_need
+from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION, topic_need
 from bridge.pulsar.sending import Receipts
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.producer import BatchProducer
@@ -43,16 +44,6 @@ _RETRY_S: Final = (0.5, 30.0)
 _TIDY_S: Final = 3600.0
 
 
-class _Note(NamedTuple):
-    """A record in the form that ``bridge.pulsar.wire`` sends."""
-
-    device: str
-    link: str
-    payload: bytes
-    head: bytes
-    event_ms: int
-
-
 class PresenceWriter:
     """The presence records of one process. Any thread may call ``note``, which never blocks or raises."""
 
@@ -61,7 +52,7 @@ class PresenceWriter:
         self._admin = admin
         self._topic = admin.settings.system_topic(PRESENCE_TOPIC)
         self._lock = threading.Lock()
-        self._waiting = _waiting()
+        self._waiting: BoundedMap[tuple[int, str]] = BoundedMap(_WAITING_BYTES, each=160)
         self._pending = threading.Event()
         self._stopping = threading.Event()
         self._partitions: list[str] = []
@@ -96,7 +87,7 @@ class PresenceWriter:
             self._stopping.wait(_GATHER_S)
             self._pending.clear()
             with self._lock:
-                waiting, self._waiting = self._waiting, _waiting()
+                waiting, self._waiting = self._waiting, BoundedMap(_WAITING_BYTES, each=160)
             if not waiting or self._stopping.is_set():
                 continue
             try:
@@ -104,6 +95,7 @@ class PresenceWriter:
                 attempt = 0
                 self._tidy()
             except PulsebridgeError as e:
+                self._restart()
                 self._requeue(waiting)
                 log.debug("presence records wait", devices=len(waiting), why=str(e))
                 self._stopping.wait(backoff_s(attempt, *_RETRY_S, 0.5))
@@ -123,48 +115,35 @@ class PresenceWriter:
     def _write(self, waiting: Mapping[str, tuple[int, str]]) -> None:
         """Write one record for each device and wait for the receipts. Raises the first error."""
         partitions = self._partitions or self._find_partitions()
-        notes: dict[str, list[_Note]] = defaultdict(list)
+        records: dict[str, list[Reading]] = defaultdict(list)
         for device, (seen_us, link) in waiting.items():
             record = PresenceRecord(seen_us, link).encode()
-            note = _Note(device, link, record, head_of(device, {}), seen_us // 1000)
-            notes[partitions[partition_of(device, len(partitions))]].append(note)
+            reading = Reading(0, 0, 0.0, record, event_ms=seen_us // 1000, head=head_of(device, {}))
+            records[partitions[partition_of(device, len(partitions))]].append(reading)
         receipts = Receipts()
-        for partition, partition_notes in notes.items():
-            self._producer(partition).send(partition_notes, receipts.of(partition))
+        for partition, readings in records.items():
+            if partition not in self._producers:
+                self._producers[partition] = self._client.batch_producer(partition)
+            self._producers[partition].send(readings, receipts.of(partition))
         receipts.wait(_RECEIPT_S)
-        failed: PulsebridgeError | None = None
-        for partition, partition_notes in notes.items():
+        for partition in records:
             error = receipts.error(partition, f"writing to {partition}")
-            if error is None:
-                for note in partition_notes:
-                    INGEST.counters["presence"].labels(note.link, "stored").inc()
-            else:
-                self._forget(partition)
-                failed = failed or error
-        if failed is not None:
-            raise failed
+            if error is not None:
+                raise error
+        for _, link in waiting.values():
+            INGEST.counters["presence"].labels(link, "stored").inc()
 
-    def _producer(self, partition: str) -> BatchProducer:
-        found = self._producers.get(partition)
-        if found is None:
-            try:
-                found = self._producers[partition] = self._client.batch_producer(partition)
-            except PulsebridgeError:
-                self._partitions = []  # the topic may have been deleted
-                raise
-        return found
-
-    def _forget(self, partition: str) -> None:
+    def _restart(self) -> None:
+        """Close the producers, because one has failed or the topic may have been deleted."""
         self._partitions = []
-        producer = self._producers.pop(partition, None)
-        if producer is not None:
-            producer.close()
+        while self._producers:
+            self._producers.popitem()[1].close()
 
     def _find_partitions(self) -> list[str]:
         """Return the topic's partitions; create it if allowed. Raises TransientError without any."""
         found = self._client.partitioned(self._topic)
         if not found and self._admin.settings.provision == "create":
-            need = presence_need(self._admin.settings)
+            need = topic_need(self._admin.settings, PRESENCE_TOPIC)
             commands = self._admin.partition_count(self._admin.settings.system_topic(COMMANDS_TOPIC))
             create_topic(self._admin, replace(need, partitions=commands or need.partitions))
             found = self._client.partitioned(self._topic)
@@ -184,7 +163,3 @@ class PresenceWriter:
                 move_retention_subscription(self._admin, partition, PRESENCE_RETENTION)
         except PulsebridgeError as e:
             log.debug("the retention subscription of the presence topic could not be moved", why=str(e))
-
-
-def _waiting() -> BoundedMap[tuple[int, str]]:
-    return BoundedMap(_WAITING_BYTES, each=160)

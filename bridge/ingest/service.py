@@ -29,21 +29,17 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.ingest.presence import PresenceWriter
 from bridge.intake.intake import Intake
-from bridge.intake.metrics import traffic
 from bridge.intake.mop_metrics import MopCollector
-from bridge.intake.policy_watch import verify_topics, watching_policies
-from bridge.intake.provisioning import known_topics, provision
+from bridge.intake.provisioning import PolicyWatch, known_topics, provision, verify_topics
 from bridge.metrics import serving
 from bridge.protocols.board import Advertiser, read_board
-from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
-from bridge.protocols.loading import load_handlers
 from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_topics
-from bridge.protocols.running import Running
+from bridge.protocols.running import Phase, Running, load_handlers
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.pulsar.watch import watching_pulsar
-from bridge.routing.mapper import Mapper, topic_budget
+from bridge.pulsar.watch import watching, watching_pulsar
+from bridge.routing.mapper import Mapper
 from bridge.routing.readings_topics import static_topics
 from bridge.routing.topic_budget import TopicBudget
 from bridge.settings import Settings
@@ -53,6 +49,7 @@ __all__ = ["IngestService", "run"]
 
 log = structlog.get_logger("ingest")
 
+_POLICIES_S: Final = 60.0
 _EXIT_S: Final = 0.5
 """Time for the process to exit after everything is closed, in seconds."""
 
@@ -155,8 +152,8 @@ class IngestService:
     def record(self) -> InstanceRecord:
         """Return the current record of this process, which other instances read."""
         state: Literal["starting", "running", "stopping"] = "running" if self.running.running else "starting"
-        listeners, ready, data = self.running.listeners, self.readiness(), self.running.data
-        topics, count = bounded_topics(t for intake in self._intakes for t in intake.producers.topics.names)
+        listeners, ready, data = self.running.listeners, self.running.readiness(), self.running.data
+        topics, count = bounded_topics(t for intake in self._intakes for t in list(intake.producers.topics.by_name))
         return replace(
             self._start,
             state="stopping" if self.stopping.is_set() else state,
@@ -173,7 +170,7 @@ class IngestService:
         """Update health and record after a change of readiness."""
         missing = [
             f"{protocol} {name}"
-            for protocol, parts in self.readiness().items()
+            for protocol, parts in self.running.readiness().items()
             for name, ready in parts.items()
             if not ready
         ]
@@ -187,10 +184,6 @@ class IngestService:
             self.ready.set()
         if self._advertiser is not None:
             self._advertiser.renew()
-
-    def readiness(self) -> Mapping[str, Mapping[str, bool]]:
-        """Return the readiness of each protocol's parts; for ``mqtt`` these are the links by name."""
-        return self.running.readiness()
 
     def failed(self, error: BaseException) -> None:
         """Stop everything and end ``run`` with ``error``."""
@@ -223,20 +216,22 @@ class IngestService:
 
     def _run(self, stack: ExitStack) -> None:
         admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
-        mop = [MopCollector(lambda: traffic(self.settings.pulsar.service_url))]
-        shown = mop if self.settings.metrics.mop_names else []
+        shown = [MopCollector(self.settings.pulsar.service_url)] if self.settings.metrics.mop_names else []
         stack.enter_context(serving(self.settings.metrics, self.health, more=shown))
         self.running.listening.start()
         stack.callback(self.running.listening.end)
         stack.callback(self._stop)
         self.running.go(self, Phase.INITIALIZE)
-        topics = self._retry("provisioning Pulsar", partial(self._prepare, admin))
+        topics = self._prepare(admin)
         if topics is None:
             return
         dead_letters = self.settings.pulsar.system_topic(DEAD_LETTERS_TOPIC)
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         if self.settings.pulsar.provision != "off":
-            stack.enter_context(watching_policies(admin, self.partitions))
+            look = PolicyWatch(admin, self.partitions).look
+            stack.enter_context(
+                watching("policy-watch", _POLICIES_S, look, over=lambda: self.health.ending, patience_s=15.0)
+            )
         client = PulsarClient(self.settings.pulsar)
         self._pulsar = _Pulsar(client, admin, topics)
         if self.settings.ingest.presence_interval:
@@ -249,29 +244,26 @@ class IngestService:
         self.changed()
         self._wait(None)
 
-    def _prepare(self, admin: PulsarAdmin) -> TopicBudget:
-        provision(
-            admin,
-            static_topics(self.settings),
-            presence=self.settings.ingest.presence_interval > 0,
-            resume=self.settings.ingest.resume_topic is not None,
-        )
-        if self.settings.pulsar.provision != "off":
-            verify_topics(admin)
-        return topic_budget(self.settings.ingest, known_topics(admin))
-
-    def _retry(self, activity: str, act: Callable[[], TopicBudget]) -> TopicBudget | None:
+    def _prepare(self, admin: PulsarAdmin) -> TopicBudget | None:
+        """Provision Pulsar, with retries. Returns the budget of its topics, None if a stop is requested first."""
         attempt = 0
-        part = self.health.part(activity)
+        part = self.health.part("provisioning Pulsar")
+        ingest = self.settings.ingest
         while not self.stopping.is_set():
             try:
-                done = act()
+                presence, resume = ingest.presence_interval > 0, ingest.resume_topic is not None
+                provision(admin, static_topics(self.settings), presence=presence, resume=resume)
+                if self.settings.pulsar.provision != "off":
+                    verify_topics(admin)
+                topics = TopicBudget(ingest.limits, known_topics(admin))
                 self.health.remove(part)
-                return done
+                return topics
             except TransientError as e:
                 part.waits(str(e))
                 if attempt == 0:
-                    log.warning(f"{activity} failed, ingest retries. Action: check that Pulsar runs", why=str(e))
+                    log.warning(
+                        "provisioning Pulsar failed, ingest retries. Action: check that Pulsar runs", why=str(e)
+                    )
                 self._wait(backoff_s(attempt, 0.5, 10.0, 0.5))
                 attempt += 1
         return None

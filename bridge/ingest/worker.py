@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
 from bridge.errors import DeniedError, TerminalError
 from bridge.health import Part
-from bridge.ingest.credit import Credit
-from bridge.ingest.session import SessionFilters
+from bridge.ingest.session_filters import SessionFilters
+from bridge.intake.flow import Reading
 from bridge.intake.intake import Intake
 from bridge.intake.metrics import SessionMetrics
-from bridge.intake.partition_producers import Reading
 from bridge.killpoints import reach
 from bridge.mqtt.buffered_socket import HEAD_BYTES
 from bridge.mqtt.client import Link
@@ -30,9 +30,12 @@ from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, Li
 from bridge.pulsar.acks import AckQueue
 from bridge.settings import Settings
 
-__all__ = ["IngestWorker", "in_flight_limit", "packet_limit"]
+__all__ = ["Credit", "IngestWorker", "check_loss", "in_flight_limit", "packet_limit"]
 
 log = structlog.get_logger("ingest")
+
+_MOST_CREDIT: Final = 65_535
+_PATIENCE_S: Final = 5.0
 
 
 def in_flight_limit(settings: Settings) -> int:
@@ -50,6 +53,54 @@ def packet_limit(settings: Settings) -> int:
     A dead letter needs device, length and head of a whole PUBLISH (H5), so this limit only bounds the memory.
     """
     return max(settings.ingest.limits.in_flight_size, settings.ingest.limits.dead_letter_size) + HEAD_BYTES
+
+
+def check_loss(link: Link, event: Disconnected, losses: int, remedy: str) -> None:
+    """Log the first of several losses. Raises TerminalError with ``remedy`` if another process uses the client id.
+
+    Raises DeniedError if the first connection was refused for a cause that a retry cannot fix.
+    """
+    if event.reason == DISCONNECT_TAKEN_OVER:  # only MQTT 5 brokers report this (H50)
+        raise TerminalError(f"another process uses the MQTT client id {link.client_id!r}: {event.why}", remedy=remedy)
+    if event.remedy is not None and link.epoch == 0:
+        raise DeniedError(event.why, remedy=event.remedy)
+    if losses in (1, 10, 100):
+        log.warning(
+            f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}", why=event.why
+        )
+
+
+class Credit:
+    """The credit of one session's connections: unacknowledged messages, as Receive Maximum of MQTT 5.
+
+    One window is the right number. But some brokers count messages that a former connection left unacknowledged
+    (Artemis 2.40, until it restarts). After a whole window of them they send nothing and report no error, which looks
+    like a silent fleet. So a connection to a kept session without messages for a while is replaced by one with twice
+    the credit. This does no harm if the fleet is silent. Times are seconds of a monotonic clock.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.granted = window
+        """The Receive Maximum of the next CONNECT."""
+        self._patience_s = _PATIENCE_S
+        self._due = math.inf
+
+    def connected(self, now: float, *, session_present: bool) -> None:
+        """Begin a connection; a new session has no messages of former ones."""
+        self._due = now + self._patience_s if session_present and self.granted < _MOST_CREDIT else math.inf
+
+    def ended(self) -> None:
+        """Note a lost connection or its first message. From that message on, acknowledgements free credit."""
+        self._due = math.inf
+
+    def exhausted(self, now: float) -> bool:
+        """Whether to reconnect with a larger ``granted``. Each wait is twice as long as the one before."""
+        if now < self._due:
+            return False
+        self._due = math.inf
+        self._patience_s *= 2
+        self.granted = min(2 * self.granted, _MOST_CREDIT)
+        return True
 
 
 class IngestWorker(LinkHandler):
@@ -79,7 +130,7 @@ class IngestWorker(LinkHandler):
         """Whether the broker has all subscriptions. Messages published from then on are not missed."""
         self._filters = filters
         self._acks = AckQueue()
-        self._intake = make_intake(
+        self.intake = make_intake(
             link=name,
             protocol=settings.mqtt.protocol,
             limit=in_flight_limit(settings),
@@ -96,14 +147,9 @@ class IngestWorker(LinkHandler):
         self._credit = Credit(settings.ingest.limits.in_flight)
 
     @property
-    def in_flight(self) -> int:
-        """Messages of all connections that are not known to be stored."""
-        return self._intake.in_flight
-
-    @property
     def piece(self) -> int:
         """The free part of the window. One read of many small messages must not exceed it."""
-        return self._intake.room
+        return self.intake.room
 
     # --- the link's events ---
 
@@ -151,27 +197,17 @@ class IngestWorker(LinkHandler):
         self._metrics.connected.set(0)
         self._credit.ended()
         self._part.waits(f"no connection to the MQTT broker: {event.why}")
-        if event.reason == DISCONNECT_TAKEN_OVER:  # only MQTT 5 brokers report this (H50)
-            raise TerminalError(
-                f"another process uses the MQTT client id {self.link.client_id!r}: {event.why}",
-                remedy="run one ingest worker for each client id: stop the other one, or set mqtt.client_id",
-            )
-        if event.remedy is not None and self.link.epoch == 0:
-            raise DeniedError(event.why, remedy=event.remedy)
         self._losses += 1
-        if self._losses in (1, 10, 100):
-            log.warning(
-                f"no connection to the MQTT broker, ingest reconnects. Action: {what_to_check(event)}",
-                why=event.why,
-            )
+        remedy = "run one ingest worker for each client id: stop the other one, or set mqtt.client_id"
+        check_loss(self.link, event, self._losses, remedy)
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Take the messages of one read; see the module's docstring."""
         self._received = True
         self._credit.ended()
-        readings = self._intake.take_all(messages, self.link.epoch, time.monotonic())
+        readings = self.intake.take_all(messages, self.link.epoch, time.monotonic())
         self._acks.arrived_all(readings)
-        if self._intake.full:
+        if self.intake.full:
             self.link.paused = True
 
     # --- the end of each turn ---
@@ -182,8 +218,8 @@ class IngestWorker(LinkHandler):
             self._acknowledged = False
             reach("ingest_after_puback")
         self._part.turned(now)
-        self._intake.turn(now)
-        if self._intake.in_flight:
+        self.intake.turn(now)
+        if self.intake.in_flight:
             reach("ingest_before_receipt")
         mids = self._acks.take()
         if mids:
@@ -191,12 +227,12 @@ class IngestWorker(LinkHandler):
         if mids and self.link.acknowledge(mids, self.link.epoch):
             self._acknowledged = True
             self._metrics.acked.inc(len(mids))
-        if self.link.paused and not self.draining and self._intake.has_room:
+        if self.link.paused and not self.draining and self.intake.has_room:
             self.link.paused = False
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             oldest = self._acks.oldest
-            self._intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
+            self.intake.watch(now, oldest.arrived if isinstance(oldest, Reading) else None)
             if self.ready and not self.draining and self._credit.exhausted(now):
                 self._reconnect_with_more_credit()
             if now >= self._silence:
@@ -225,13 +261,9 @@ class IngestWorker(LinkHandler):
                 after_s=self.settings.ingest.silence_warning,
             )
 
-    def next_in(self, now: float) -> float:
-        """How long the loop may wait for bytes, in seconds."""
-        return self._intake.next_in(now)
-
     # --- stopping ---
 
-    def drain(self, now: float) -> None:
+    def drain(self) -> None:
         """Stop reading. The caller continues until all messages are stored, or until its deadline."""
         self.draining = True
         self.link.paused = True

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError
-from bridge.ingest.session_memory import SessionMemory
-from bridge.ingest.session_slots import all_slots, read_advertised
+from bridge.ingest.sessions import read_advertised, session_property, slots, stored_sessions
 from bridge.inspect.instances import Instances
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.sharding import Remembered, unserved
@@ -49,14 +48,15 @@ def look_at_sessions(settings: Settings, instances: Instances) -> Sessions:
     pulsar = settings.pulsar
     if instances.problem and not instances.records:
         return Sessions(problem=instances.problem)  # the running processes are not known
-    sessions = all_slots(settings) if "mqtt" in settings.messaging_protocols else []
+    mqtt = "mqtt" in settings.messaging_protocols
+    sessions = [slot for _, _, slot in slots(settings, own=False)] if mqtt else []
     served = {(p.broker, p.client_id(p.name)) for p in sessions}
     for record, state in instances.records:
         if state != "gone" and "mqtt" in record.protocols:
             served |= read_advertised(record.protocols["mqtt"].data)
     try:
         with PulsarAdmin(pulsar, timeout_s=_PATIENCE_S) as admin:
-            known = SessionMemory(pulsar).load(admin)
+            known = stored_sessions(admin)
     except PulsebridgeError as e:
         return Sessions(problem=e.what)
     names = unserved(known, {p.name for p in sessions}, served)
@@ -79,5 +79,5 @@ def _remedy(name: str, session: Remembered, *, mine: bool, topic: str) -> str:
     return (
         f"start the deployment that it belongs to; or list {client_id!r} in mqtt.former_client_ids (of that broker) "
         "and start ingest, which drains and deletes it; or, if its broker no longer exists: pulsar-admin topics "
-        f"remove-properties --key {SessionMemory.key(name)} {topic}"
+        f"remove-properties --key {session_property(name)} {topic}"
     )

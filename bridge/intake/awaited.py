@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from bridge.contract import P_DEAD_REASON
 from bridge.errors import TransientError
-from bridge.intake.intake import Intake
-from bridge.intake.partition_producers import Reading
+from bridge.intake.flow import Reading
 from bridge.mqtt.types import Message
+
+if TYPE_CHECKING:
+    from bridge.protocols.handler import Service
 
 __all__ = ["AwaitedIntake", "Outcome", "SaturatedError"]
 
@@ -49,20 +50,13 @@ class _Waiting(Reading):
         self.future = future
 
 
-class _Service(Protocol):
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
-
-    def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake: ...
-
-
 class AwaitedIntake:
     """Stores messages for the protocol objects on ``service.loop``. ``limit`` bounds the messages in flight.
 
     An accepted message stays in flight until Pulsar stores it, even if its caller no longer waits.
     """
 
-    def __init__(self, service: _Service, *, link: str, protocol: str, limit: int) -> None:
+    def __init__(self, service: Service, *, link: str, protocol: str, limit: int) -> None:
         self._loop = service.loop
         self._intake = service.intake(link=link, protocol=protocol, limit=limit, wake=self._wake)
         self._waiting: dict[_Waiting, None] = {}  # in order of arrival
@@ -70,19 +64,10 @@ class AwaitedIntake:
         self._timer: asyncio.TimerHandle | None = None
         self._next_watch = 0.0
         self._closed = False
-        self._stalled_for = 0.0
+        self.stalled_for = 0.0
+        """How long the oldest message in flight has waited at the last turn, in seconds. Any thread may read it."""
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @property
-    def in_flight(self) -> int:
-        """Messages that are not known to be stored."""
-        return self._intake.in_flight
-
-    @property
-    def stalled_for(self) -> float:
-        """How long the oldest message in flight has waited at the last turn, in seconds. Any thread may read it."""
-        return self._stalled_for
 
     def take(self, message: Message) -> asyncio.Future[Outcome]:
         """Accept a message, in order; the future returns its outcome once it is stored.
@@ -128,7 +113,7 @@ class AwaitedIntake:
             if not reading.future.done():
                 reading.future.set_result(Outcome(dead_letter=dead))
         oldest = next(iter(self._waiting)).arrived if self._waiting else None
-        self._stalled_for = 0.0 if oldest is None else now - oldest
+        self.stalled_for = 0.0 if oldest is None else now - oldest
         if now >= self._next_watch:
             self._next_watch = now + 1.0
             self._intake.watch(now, oldest)

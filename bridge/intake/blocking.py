@@ -9,8 +9,7 @@ answered, in this order:
 3. Store the block as a property of the topic (``bridge.dead_letters.blocks``), so that it outlives this process.
 4. Send waiting and new messages to the dead letters, in order, until a replay ends the block.
 
-Threads: ``turn`` and the fields of a ``Flow`` belong to the ingest loop. A thread pool calls Pulsar and queues its
-results in a deque.
+Threads: ``turn`` and the fields of a ``Flow`` belong to the ingest loop. A thread pool calls Pulsar.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import structlog
 
@@ -38,13 +35,15 @@ from bridge.contract import (
 )
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
-from bridge.intake.flow import Flow, Producer
+from bridge.intake.background import Background
+from bridge.intake.flow import Flow, Producer, Reading
+from bridge.intake.provisioning import quota_of
 from bridge.pulsar.acks import Entry
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient, our_errors
 from bridge.pulsar.sending import Receipts, close_quietly
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy", "quota_of"]
+__all__ = ["WAIT", "Blocking", "BlockingPolicy"]
 
 log = structlog.get_logger("ingest")
 
@@ -69,21 +68,11 @@ class BlockingPolicy(NamedTuple):
 WAIT: Final = BlockingPolicy()
 
 
-@dataclass(slots=True)
-class _Note:
-    """A message in the dead letter topic that is not a dead letter."""
-
-    properties: dict[str, str]
-    payload: bytes = b""
-    key: str = "note"
-    event_ms: int = 0
-
-
 class Blocking:
     """The blocked partitions of one worker.
 
     The loop calls ``retired`` when a partition's producer was removed, ``released`` when it is to be reopened. The
-    pool calls ``remake`` with a topic that may not exist. ``wake`` makes the loop take its next turn.
+    pool calls ``remake`` with a topic that may not exist. ``background`` gets its results.
     """
 
     def __init__(
@@ -91,9 +80,9 @@ class Blocking:
         client: PulsarClient,
         admin: PulsarAdmin,
         policy: BlockingPolicy,
+        background: Background,
         *,
         dead_letter_topic: str,
-        wake: Callable[[], None],
         retired: Callable[[Flow], None],
         released: Callable[[Flow], None],
         remake: Callable[[str], None],
@@ -103,33 +92,27 @@ class Blocking:
         self._store = BlockStore(admin)
         self._policy = policy
         self._dead_letter_topic = dead_letter_topic
-        self._wake = wake
         self._retired = retired
         self._released = released
         self._remake = remake
-        self._results: deque[Callable[[float], None]] = deque()
         self._blocks: dict[str, Flow] = {}
         """Partitions with a block."""
-        self._due = 0.0
+        self.due = 0.0
+        """When the loop calls ``turn`` next."""
         self._poll_due = 0.0  # infinite during a poll
         self._ending = threading.Event()
+        self._report = background.report
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingest-blocked")
 
     # --- on the loop thread ---
 
-    def due(self, now: float) -> bool:
-        """Whether ``turn`` has anything to do."""
-        return bool(self._results) or now >= self._due
-
-    def turn(self, now: float, flows: Iterable[Flow]) -> None:
-        """Apply the pool's results, check each partition, ask Pulsar about those without progress."""
-        while self._results:
-            self._results.popleft()(now)
-        if now < self._due or self._ending.is_set():
+    def turn(self, now: float, flows: Mapping[str, Flow]) -> None:
+        """Check each partition, and ask Pulsar about those without progress."""
+        if self._ending.is_set():
             return
-        self._due = now + 0.5
+        self.due = now + 0.5
         asked, every_s = 0, self._policy.ask_every_s
-        for flow in flows:
+        for flow in flows.values():
             if flow.phase != "open":
                 continue
             flow.stall.looked(now, waiting=len(flow.unstored) > 0)
@@ -161,8 +144,7 @@ class Blocking:
 
     def _check_blocks(self, now: float) -> None:
         for flow in self._blocks.values():
-            while flow.diverting and flow.diverting[0].stored:
-                flow.diverting.popleft()
+            flow.forget_stored()
             if flow.phase == "releasing" and not flow.diverting:
                 flow.phase = "drained"
                 self._pool.submit(self._store_release, flow, flow.diverted)
@@ -171,9 +153,6 @@ class Blocking:
             self._pool.submit(self._poll, list(self._blocks))
 
     # --- the pool's results, on the loop thread ---
-
-    def _answered(self, flow: Flow, good: bool, why: str, now: float) -> None:
-        flow.stall.answered(now, good=good, why=why)
 
     def _is_blocked(self, flow: Flow, why: str, failure: str, closed: bool, now: float) -> None:
         if failure:
@@ -218,10 +197,6 @@ class Blocking:
 
     # --- in the pool ---
 
-    def _report(self, outcome: Callable[[float], None]) -> None:
-        self._results.append(outcome)
-        self._wake()
-
     def _ask(self, flow: Flow) -> None:
         good, why = True, ""
         try:
@@ -238,7 +213,7 @@ class Blocking:
             self._remake(base_topic(flow.partition))  # the producer of a deleted topic only waits
         except PulsebridgeError as e:
             good, why = False, e.what
-        self._report(partial(self._answered, flow, good, why))
+        self._report(partial(flow.stall.answered, good=good, why=why))
 
     def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
         why = why or f"{flow.partition} stored nothing for {self._policy.blocked_s:g} s"
@@ -262,7 +237,8 @@ class Blocking:
 
     def _probe(self, partition: str, why: str) -> None:
         """Store a note in the dead letter topic. Raises PulsebridgeError if Pulsar does not store it."""
-        note = _Note({P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why})
+        properties = {P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why}
+        note = Reading(0, 0, 0.0, key="note", properties=properties)
         producer = self._client.chunking_producer(partition_name(self._dead_letter_topic, 0), max_pending=2)
         try:
             receipts = Receipts()
@@ -307,11 +283,6 @@ class Blocking:
         """Stop the threads. It waits for Pulsar."""
         self._ending.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
-    """Return a partition's backlog and its quota, in bytes. A quota of 0 or less means no quota."""
-    return int(stats.get("backlogSize", 0)), int(stats.get("backlogQuotaLimitSize", -1))
 
 
 def _number(partition: str) -> int:

@@ -16,19 +16,19 @@ The path of a message:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import structlog
 
 from bridge.contract import DEAD_LETTERS_TOPIC, DEAD_MALFORMED, P_DEVICE, P_TOPIC, full_envelope
 from bridge.dead_letters import dead_letter, letter_key
-from bridge.health import Health
+from bridge.health import Health, Part
 from bridge.intake.blocking import BlockingPolicy
-from bridge.intake.idle import IdlePolicy
+from bridge.intake.flow import Reading, Stalled
 from bridge.intake.metrics import LinkMetrics
-from bridge.intake.partition_producers import PartitionProducers, Reading
-from bridge.intake.stalls import StallLog
+from bridge.intake.partition_producers import PartitionProducers
+from bridge.intake.producer_opener import IdlePolicy
 from bridge.intake.targets import Target, Targets
 from bridge.mqtt.envelope import Envelope, from_push, size_of
 from bridge.mqtt.types import Message
@@ -37,8 +37,9 @@ from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.wire.batches import head_of
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute
 from bridge.settings import Settings
+from bridge.settings.ingest import IngestSettings
 
-__all__ = ["PULSAR_RESERVE", "Intake"]
+__all__ = ["PULSAR_RESERVE", "Intake", "StallLog"]
 
 log = structlog.get_logger("ingest")
 
@@ -183,7 +184,7 @@ class Intake:
             target = targets.of(message)
         asks = isinstance(target, Target) and target.topic == targets.resume_topic
         skip = message.retain and (self._skip_retained or asks)  # a retained request is not current
-        if skip or isinstance(target, LeftOut) or from_push(message):
+        if skip or isinstance(target, LeftOut) or from_push(message.properties):
             reading.stored = True
             reason = target.reason if isinstance(target, LeftOut) else "retained" if skip else "command"
             self.metrics.by["left_out", reason].inc()
@@ -200,12 +201,16 @@ class Intake:
             if target.seen is not None and not message.retain:
                 targets.sighted(target.seen, reading.arrived)
                 target.seen.last_message = reading.arrived
-            if self._written(reading, target):
-                envelope = reading.properties
+            envelope, reading.key = reading.properties, target.key
+            size = size_of(reading.payload, target.key, envelope)
+            if size > self._max_size:
+                why = f"payload, key and properties have {size} bytes, the limit is {self._max_size}"
+                self._dead_letter(reading, target.topic, why)
+                self.producers.put(reading)
+            else:
+                reading.topic, reading.size = target.topic, size
                 reading.head = target.head if envelope is target.properties else head_of(target.key, envelope)
                 target.flow = self.producers.put(reading, target.flow)
-            else:
-                self.producers.put(reading)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
         return None
@@ -213,18 +218,6 @@ class Intake:
     def is_dead_letter(self, reading: Reading) -> bool:
         """Whether a message went to the dead letters; its property ``pb.dead.reason`` contains the reason."""
         return reading.topic == self._dead_topic
-
-    def _written(self, reading: Reading, target: Target) -> bool:
-        """Set topic and size of the reading. Returns False if it is too large and becomes a dead letter."""
-        size = size_of(reading.payload, target.key, reading.properties)
-        reading.key = target.key
-        if size > self._max_size:
-            why = f"payload, key and properties have {size} bytes, the limit is {self._max_size}"
-            self._dead_letter(reading, target.topic, why)
-            return False
-        reading.topic = target.topic
-        reading.size = size
-        return True
 
     def _dead_letter(self, reading: Reading, topic: str, reason: str) -> None:
         """Turn the reading into a dead letter. It counts as stored once the dead letter is stored (H5)."""
@@ -309,3 +302,47 @@ class Intake:
     def close(self) -> None:
         """Close the producers. It blocks: call it in a thread. Unstored messages are dropped unacknowledged."""
         self.producers.close()
+
+
+class StallLog:
+    """Reports that Pulsar confirms nothing for a link: in its health, and in the log, ever more rarely."""
+
+    def __init__(self, part: Part, settings: IngestSettings) -> None:
+        self._part = part
+        self._part.ready()
+        self._settings = settings
+        self._since = 0.0  # start of the stall, 0 without one
+        self._next_report = self._report_every = 0.0
+
+    def watch(self, now: float, age: float, stalled: Callable[[], Iterable[Stalled]], in_flight: int) -> None:
+        """Note the age of the oldest message; ``stalled`` returns the topics that delay the ``in_flight`` ones."""
+        if age < self._settings.stall_warning:
+            if self._since:
+                self._part.ready()
+                log.warning("ingest no longer stalls. Action: none", after_s=round(now - self._since))
+                self._since = 0.0
+            return
+        self._part.waits(f"Pulsar has confirmed nothing for {age:.0f} s")
+        if not self._since:
+            self._since = self._next_report = now - age
+            self._report_every = 30.0
+        if now >= self._next_report:
+            self._next_report = now + self._report_every
+            self._report_every = min(2 * self._report_every, 600.0)
+            self._report(now, age, sorted(stalled(), key=lambda one: one.oldest), in_flight)
+
+    def _report(self, now: float, age: float, stalled: list[Stalled], in_flight: int) -> None:
+        """Log stalled topics, oldest first: one topic delays all, because acknowledgements leave in order."""
+        for one in stalled[:3]:
+            log.warning(
+                "Pulsar does not confirm; nothing is lost, but every acknowledgement waits for it: "
+                + (one.why or "the cause is unknown")
+                + ". Action: check that Pulsar runs, and the quota of the topic",
+                topic=one.name,
+                waiting=one.waiting,
+                oldest_s=round(now - one.oldest),
+            )
+        advice = "it acknowledges nothing until these topics flow. Action: fix them"
+        if self._settings.on_blocked == "wait":
+            advice += ", or set ingest.on_blocked: deadletter, so that one blocked topic does not delay the others"
+        log.warning(f"ingest stalls: {advice}", topics=len(stalled), oldest_s=round(age), in_flight=in_flight)

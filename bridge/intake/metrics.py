@@ -6,14 +6,11 @@ costs nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from bridge.intake.mop_metrics import Traffic
-
-__all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "SessionMetrics", "traffic"]
+__all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "SessionMetrics"]
 
 _NAME: Final = "pulsebridge_ingest"
 _LINK: Final = "link"
@@ -87,10 +84,6 @@ class IngestMetrics:
             buckets=_STORE_BUCKETS,
         )
 
-    def link(self, name: str) -> tuple[LinkMetrics, SessionMetrics]:
-        """Return the metrics of one MQTT link."""
-        return LinkMetrics(name, self), SessionMetrics(name, self)
-
 
 INGEST: Final = IngestMetrics()
 """The metrics of this process."""
@@ -125,20 +118,3 @@ class SessionMetrics:
         self.acked = of.counters["acked"].labels(link)
         self.connections = of.counters["connections"].labels(link)
         self.connected = of.connected.labels(link)
-
-
-def traffic(broker_address: str, of: IngestMetrics = INGEST) -> Iterator[Traffic]:
-    """Yield each link's traffic to Pulsar at ``broker_address``, for the MoP proxy's names."""
-    received = _by_link(of.counters["received"])
-    received_bytes = _by_link(of.counters["received_bytes"])
-    for link, connected in _by_link(of.connected).items():
-        yield Traffic(link, broker_address, bool(connected), received.get(link, 0.0), received_bytes.get(link, 0.0))
-
-
-def _by_link(family: Counter | Gauge) -> dict[str, float]:
-    return {
-        s.labels[_LINK]: s.value
-        for metric in family.collect()
-        for s in metric.samples
-        if not s.name.endswith("_created")
-    }

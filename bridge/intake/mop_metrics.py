@@ -10,25 +10,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final
 
+from prometheus_client import Counter, Gauge
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["MopCollector", "Rates", "Traffic"]
+from bridge.intake.metrics import INGEST, IngestMetrics
+
+__all__ = ["MopCollector", "Rates"]
 
 _WINDOW_S: Final = 60.0
-
-
-class Traffic(NamedTuple):
-    """The traffic of one link since the process began."""
-
-    client_address: str
-    broker_address: str
-    connected: bool
-    requests: float
-    bytes: float
 
 
 class Rates:
@@ -54,10 +47,13 @@ class Rates:
 
 
 class MopCollector(Collector):
-    """A collector that exports ``traffic`` at each scrape."""
+    """A collector that exports the traffic of the MQTT links of ``of`` to Pulsar at ``broker_address``."""
 
-    def __init__(self, traffic: Callable[[], Iterable[Traffic]], clock: Callable[[], float] = time.monotonic) -> None:
-        self._traffic = traffic
+    def __init__(
+        self, broker_address: str, of: IngestMetrics = INGEST, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._broker_address = broker_address
+        self._of = of
         self._clock = clock
         self._began = clock()
         self._rates: dict[str, Rates] = {}
@@ -71,12 +67,18 @@ class MopCollector(Collector):
             "Messages (request_rate) and payload bytes (byte_rate) per second over the last minute.",
             labels=("client_address", "broker_address", "stat"),
         )
-        links = list(self._traffic())
-        connections.add_metric((), sum(link.connected for link in links))
-        for link in links:
-            rates = self._rates.setdefault(link.client_address, Rates(self._began))
-            names = ("request_rate", "byte_rate")
-            for name, rate in zip(names, rates.add(now, link.requests, link.bytes), strict=True):
-                stats.add_metric((link.client_address, link.broker_address, name), rate)
+        connected = _by_link(self._of.connected)
+        requests, sizes = (_by_link(self._of.counters[name]) for name in ("received", "received_bytes"))
+        connections.add_metric((), sum(connected.values()))
+        for link in connected:
+            rates = self._rates.setdefault(link, Rates(self._began))
+            found = rates.add(now, requests.get(link, 0.0), sizes.get(link, 0.0))
+            for name, rate in zip(("request_rate", "byte_rate"), found, strict=True):
+                stats.add_metric((link, self._broker_address, name), rate)
         yield connections
         yield stats
+
+
+def _by_link(family: Counter | Gauge) -> dict[str, float]:
+    samples = (s for metric in family.collect() for s in metric.samples if not s.name.endswith("_created"))
+    return {s.labels["link"]: s.value for s in samples}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import structlog
@@ -18,19 +17,18 @@ from bridge.backoff import backoff_s
 from bridge.contract import base_topic, partition_name
 from bridge.contract.partitioning import partition_of
 from bridge.errors import PulsebridgeError, TerminatedError, TransientError
+from bridge.intake.background import Background
 from bridge.intake.blocking import WAIT, Blocking, BlockingPolicy
-from bridge.intake.flow import Flow, Producer
-from bridge.intake.idle import KEEP, IdlePolicy, to_close
+from bridge.intake.flow import Flow, Producer, Reading, Stalled
 from bridge.intake.metrics import LinkMetrics
-from bridge.intake.producer_opener import ProducerOpener
-from bridge.intake.readings import Reading, Stalled
+from bridge.intake.producer_opener import KEEP, IdlePolicy, ProducerOpener, to_close
 from bridge.intake.topics import RETRY_MAX_S, RETRY_MIN_S, Topics
 from bridge.pulsar.acks import Verdict
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.errors import as_our_error, name_of, names_a_message
 
-__all__ = ["PartitionProducers", "Reading", "Stalled"]
+__all__ = ["PartitionProducers"]
 
 log = structlog.get_logger("ingest")
 
@@ -68,24 +66,29 @@ class PartitionProducers:
         self._idle = idle
         self._look_at_idle = 0.0
         self._diverted: set[Flow] = set()
-        pool = ThreadPoolExecutor(_OPENERS, thread_name_prefix="ingest-producer")
+        background = Background(_OPENERS, "ingest-producer", wake)
         self.topics = Topics(
             client,
             admin,
-            pool,
+            background,
             dead_letter_topic=dead_letter_topic,
             blocks_of=lambda topic: self._blocking.blocks_of(topic),
             put=self.put,
             on_refused=on_refused,
-            wake=wake,
         )
-        self._opener = ProducerOpener(client, pool, max_pending=max_pending, recreate=self.topics.recreate, wake=wake)
+        self._opener = ProducerOpener(
+            client,
+            background,
+            max_pending=max_pending,
+            recreate=self.topics.recreate,
+            opened=self._take_producer,
+        )
         self._blocking = Blocking(
             client,
             admin,
             policy,
+            background,
             dead_letter_topic=dead_letter_topic,
-            wake=wake,
             retired=self._retired,
             released=self._released,
             remake=self.topics.recreate,
@@ -131,17 +134,16 @@ class PartitionProducers:
     def turn(self, now: float) -> list[Reading]:
         """Apply the results of other threads and send. Returns newly stored readings, in order for each partition."""
         stored: list[Reading] = []
-        self.topics.turn(now)
-        while self._opener.opened:
-            self._take_producer(*self._opener.opened.popleft(), now)
         good = 0  # counted together, because each count costs as much as a receipt
         while self._receipts:
             flow, generation, reading, result = self._receipts.popleft()
             good += self._take_receipt(flow, generation, reading, result, now, stored)
         if good:
             self._metrics.by["receipts", "stored"].inc(good)
-        if self._blocking.due(now):
-            self._blocking.turn(now, list(self._flows.values()))
+        self._opener.background.turn(now)  # after the receipts, because a blocked partition ends its producer
+        self.topics.turn(now)
+        if now >= self._blocking.due:
+            self._blocking.turn(now, self._flows)
         if self._closed:
             self._closed = [p for p in self._closed if not self._opener.reopen(p, now)]
         if self._diverted:
@@ -218,8 +220,7 @@ class PartitionProducers:
     def _divert(self) -> None:
         """Dead-letter the waiting messages of terminated and blocked partitions."""
         for flow in self._diverted:
-            while flow.diverting and flow.diverting[0].stored:
-                flow.diverting.popleft()
+            flow.forget_stored()
             if flow.phase in ("terminated", "blocked"):
                 for reading in flow.unstored.give_up():
                     assert isinstance(reading, Reading)
@@ -268,23 +269,16 @@ class PartitionProducers:
                 why=str(error),
                 unstored=len(flow.unstored),
             )
-            self._opener.pool.submit(self.topics.check_policies)
+            self._opener.background.submit(self.topics.check_policies)
 
     # --- opening and closing ---
 
-    def _take_producer(
-        self,
-        flow: Flow,
-        producer: Producer | None,
-        error: PulsebridgeError | None,
-        now: float,
-    ) -> None:
+    def _take_producer(self, flow: Flow, result: Producer | PulsebridgeError, now: float) -> None:
         flow.opening = False
-        if producer is None:
-            assert error is not None
-            self._fail(flow, error, now)
+        if isinstance(result, PulsebridgeError):
+            self._fail(flow, result, now)
             return
-        flow.producer = producer
+        flow.producer = result
         if flow.phase == "terminated":
             flow.phase = "open"
             self._diverted.discard(flow)

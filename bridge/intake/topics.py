@@ -1,14 +1,13 @@
 """The topics that a link writes to: provisioned in the background, retried, re-created.
 
-Threads: the ingest loop calls everything except ``recreate`` and ``check_policies``. A pool asks Pulsar and queues its
-answers in a deque.
+Threads: the ingest loop calls everything except ``recreate`` and ``check_policies``. A pool asks Pulsar.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Container
-from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 import structlog
@@ -17,8 +16,9 @@ from bridge.backoff import backoff_s
 from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC
 from bridge.dead_letters.blocks import Block
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
+from bridge.intake.background import Background
+from bridge.intake.flow import Reading
 from bridge.intake.provisioning import verify_policies
-from bridge.intake.readings import Reading
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 
@@ -41,34 +41,32 @@ class Topic:
 
 
 class Topics:
-    """The topics by full name. ``blocks_of`` returns the stored blocks of a topic; it runs in ``pool``.
+    """The topics by full name. ``blocks_of`` returns the stored blocks of a topic; it runs in the pool.
 
     ``put`` gets the waiting readings of a provisioned topic, ``on_refused`` those of a topic that cannot be created,
-    with the reason. ``wake`` makes the loop call ``turn``.
+    with the reason.
     """
 
     def __init__(
         self,
         client: PulsarClient,
         admin: PulsarAdmin,
-        pool: Executor,
+        background: Background,
         *,
         dead_letter_topic: str,
         blocks_of: Callable[[str], dict[int, Block]],
         put: Callable[[Reading], object],
         on_refused: Callable[[Reading, str], None],
-        wake: Callable[[], None],
     ) -> None:
         self.by_name: dict[str, Topic] = {}
+        """The topics written to. Other threads may copy it."""
         self._client = client
         self._admin = admin
-        self._pool = pool
+        self._background = background
         self._dead_letter_topic = dead_letter_topic
         self._blocks_of = blocks_of
         self._put = put
         self._on_refused = on_refused
-        self._wake = wake
-        self._provisioned: deque[tuple[str, int, dict[int, Block], PulsebridgeError | None]] = deque()
         self._retries: dict[str, tuple[float, int]] = {}
 
     def add(self, name: str) -> Topic:
@@ -81,25 +79,21 @@ class Topics:
         def work() -> None:
             try:
                 count = self._partitions_of(name)
-                self._provisioned.append((name, count, self._blocks_of(name), None))
+                self._background.report(partial(self._provisioned, name, count, self._blocks_of(name)))
             except PulsebridgeError as e:
-                self._provisioned.append((name, attempt, {}, e))
-            self._wake()
+                self._background.report(partial(self._failed, name, attempt, e))
 
-        self._pool.submit(work)
+        self._background.submit(work)
+
+    def _provisioned(self, name: str, partitions: int, blocks: dict[int, Block], _now: float) -> None:
+        topic = self.by_name[name]
+        topic.partitions = partitions
+        topic.blocks = blocks
+        while topic.waiting:
+            self._put(topic.waiting.popleft())
 
     def turn(self, now: float) -> None:
-        """Apply the answers of Pulsar, and retry the topics that are due."""
-        while self._provisioned:
-            name, number, blocks, error = self._provisioned.popleft()
-            if error is not None:
-                self._failed(name, number, error, now)
-                continue
-            topic = self.by_name[name]
-            topic.partitions = number
-            topic.blocks = blocks
-            while topic.waiting:
-                self._put(topic.waiting.popleft())
+        """Retry the topics that are due."""
         for name, (due, attempt) in list(self._retries.items()):
             if now >= due:
                 del self._retries[name]
@@ -184,11 +178,6 @@ class Topics:
     def retry_times(self) -> list[float]:
         """When the next attempts are due."""
         return [due for due, _ in self._retries.values()]
-
-    @property
-    def names(self) -> list[str]:
-        """The full names of the topics written to. Any thread may read them."""
-        return list(self.by_name)
 
     @property
     def partitions(self) -> dict[str, int]:

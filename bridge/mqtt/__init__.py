@@ -3,5 +3,5 @@
 A link reads and writes packets itself, because paho refuses some legal properties and fails at others (H33). Tests
 compare its packets with paho's.
 
-Pure: all modules except ``buffered_socket``, ``client``, ``device`` and ``loop_thread``.
+Pure: all modules except ``buffered_socket``, ``client`` and ``device``.
 """

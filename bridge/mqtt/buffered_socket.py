@@ -87,10 +87,9 @@ class BufferedSocket:
         self._arrived: tuple[int, int] | None = None
         self._next_look = 0.0
 
-    def send(self, data: bytes | bytearray) -> int:
+    def send(self, data: bytes | bytearray) -> None:
         """Keep ``data`` for the next flush, whole. A caller that sends much checks ``full`` before."""
         self._out += data
-        return len(data)
 
     def pending(self) -> int:
         """Return how many bytes are buffered and not consumed."""
@@ -255,7 +254,7 @@ def dialled(settings: MqttSettings, limit: int) -> BufferedSocket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if settings.tls:
-            context = client_context(settings, "mqtt", check_hostname=settings.tls_validate_hostname)
+            context = client_context(settings, "mqtt")
             sock = context.wrap_socket(sock, server_hostname=settings.host)
         sock.setblocking(False)
         return BufferedSocket(sock, limit)

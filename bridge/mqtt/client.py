@@ -5,10 +5,10 @@ decides what a message means, when it is acknowledged and what is fatal.
 
 Threads
 -------
-- A link belongs to ONE loop thread: the one that calls ``turn()`` or ``run()``, or its own after ``start()``.
+- A link belongs to ONE loop thread: the one that calls ``turn()``.
 - All methods of the handler and all confirmation callbacks run on that thread. They must not block.
-- From any thread: ``publish``, ``wake``, ``stop``, ``join``, ``unconfirmed``. On the loop thread only: all else.
-- An exception in a handler stops the loop: see ``loop_thread``.
+- From any thread: ``publish``, ``wake``, ``unconfirmed``. On the loop thread only: all else.
+- An exception in a handler leaves ``turn``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from functools import partial
 from typing import Final
 
 from bridge.errors import ConfigError
-from bridge.mqtt import handshakes, packets
+from bridge.mqtt import packets
 from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
 from bridge.mqtt.keepalive import KeepAlive, Reconnects
-from bridge.mqtt.loop_thread import LoopThread
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
@@ -51,7 +50,7 @@ _PUBACK: Final = 0x4002_0000
 """Type and length of a PUBACK; its packet identifier is the second half."""
 
 
-class Link(LoopThread):
+class Link:
     """One MQTT session with one broker.
 
     ``receive_maximum`` bounds the unacknowledged messages that the broker may send (MQTT 5, 3.1.2.11.3).
@@ -74,7 +73,6 @@ class Link(LoopThread):
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
-        super().__init__(f"mqtt-{self.client_id}")
         self.handler = handler
         self.epoch = 0
         """Number of the last connection that a CONNACK accepted; an ack belongs to the epoch of its message."""
@@ -198,26 +196,25 @@ class Link(LoopThread):
             else:
                 epoch = self.epoch if self.connected else 0
                 self._lose(Disconnected(epoch, "the connection was closed", closed_by_peer=True))
-        elif packet.connack is not None:
-            self._take_connack(packet.connack)
+        elif packet.granted is not None:
+            self._take_connack(packet.reason, packet.granted)
         elif packet.codes:
             self.handler.on_subscribed(packet.codes)
         elif packet.kind == packets.PINGRESP:
             self.keepalive.pong()
         elif packet.kind == packets.DISCONNECT:
-            self.drop(f"the broker sent DISCONNECT: {handshakes.reason_name(packet.reason)}", packet.reason)
+            self.drop(f"the broker sent DISCONNECT: {packets.reason_name(packet.reason)}", packet.reason)
 
-    def _take_connack(self, connack: handshakes.Connack) -> None:
-        if connack.reason >= FAILED_FROM:
-            named = handshakes.reason_name(connack.reason)
-            self._lose(refused(named, connack.reason, self.settings, self.client_id))
+    def _take_connack(self, reason: int, granted: Connected) -> None:
+        if reason >= FAILED_FROM:
+            self._lose(refused(packets.reason_name(reason), reason, self.settings, self.client_id))
             return
         self.epoch += 1
         self.connected = True
-        self.granted = replace(connack.granted, epoch=self.epoch)
+        self.granted = replace(granted, epoch=self.epoch)
         self._outbox.connected(self.granted.receive_maximum)
         self._reader.exactly_once.connected(session_present=self.granted.session_present)
-        keep_alive_s = self.settings.keep_alive if connack.keep_alive_s is None else connack.keep_alive_s
+        keep_alive_s = self.settings.keep_alive if granted.keep_alive_s is None else granted.keep_alive_s
         self.keepalive.opened(time.monotonic(), float(keep_alive_s))
         self.handler.on_connected(self.granted)
 
@@ -289,14 +286,12 @@ class Link(LoopThread):
         self._reader.asked_qos = max(self._reader.asked_qos, *(s.qos for s in subscriptions))
         if self._sock is not None:
             mid = self._outbox.request_mid(len(subscriptions))
-            self._sock.send(handshakes.subscribe_packet(mid, subscriptions, mqtt5=self._reader.mqtt5))
+            self._sock.send(packets.subscribe_packet(mid, subscriptions, mqtt5=self._reader.mqtt5))
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Send one UNSUBSCRIBE."""
         if self._sock is not None:
-            self._sock.send(
-                handshakes.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._reader.mqtt5)
-            )
+            self._sock.send(packets.unsubscribe_packet(self._outbox.request_mid(), filters, mqtt5=self._reader.mqtt5))
 
     def ping(self) -> int:
         """Send PINGREQ. Returns its number on this connection; the broker answers in order."""
@@ -318,13 +313,12 @@ class Link(LoopThread):
         if self._sock is not None:
             if self.connected:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
-                self._sock.send(handshakes.DISCONNECT_PACKET)
+                self._sock.send(packets.DISCONNECT_PACKET)
             self._close_socket()
         self.reconnects.lost = None
 
     def close(self) -> None:
         """Free the wake-up pipe and the selector; the link cannot be used afterwards."""
-        self._stopping.set()
         self._close_socket()
         self._poller.close()
 
@@ -360,7 +354,7 @@ def _dial(
     settings: MqttSettings, receive_maximum: int, *, persistent: bool, will: Will | None, max_packet_bytes: int
 ) -> BufferedSocket:
     """Return a socket to the broker on which CONNECT was sent. Raises as ``dialled``, and ValueError."""
-    packet = handshakes.connect_packet(
+    packet = packets.connect_packet(
         settings, settings.client_id, persistent=persistent, will=will, receive_maximum=receive_maximum
     )
     sock = dialled(settings, max_packet_bytes)

@@ -1,4 +1,4 @@
-"""Small users of a link: a device for simulations and tests, a dial for checks, a round trip for readiness."""
+"""Small users of a link: a device for simulations and tests, a dial for checks."""
 
 from __future__ import annotations
 
@@ -8,30 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bridge.errors import DeniedError, TransientError
+from bridge.errors import DeniedError, PulsebridgeError, TransientError
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import (
-    Confirmation,
-    Connected,
-    Disconnected,
-    LinkHandler,
-    Message,
-    ProbeResult,
-    PublishProperties,
-    Subscription,
-    Will,
-)
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription, Will
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["DeviceClient", "probe", "round_trip", "try_subscribing"]
+__all__ = ["DeviceClient", "probe", "try_subscribing"]
 
 
 class DeviceClient(LinkHandler):
     """The MQTT client of a device: its own thread, reconnects for ever, resends unconfirmed publishes.
 
-    ``on_message`` and the confirmations of ``publish`` run on the link's thread and must not block. Messages
-    are acknowledged after ``on_message`` returned. Every method may be called from any thread.
+    ``publish`` is that of the link. Its confirmations and ``on_message`` run on the link's thread and must not block.
+    Messages are acknowledged after ``on_message`` returned. Every method may be called from any thread.
     The client renews its subscriptions on each connection whose session the broker did not keep.
     """
 
@@ -46,9 +36,14 @@ class DeviceClient(LinkHandler):
         will: Will | None = None,
     ) -> None:
         self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window, will=will)
+        self.publish = self.link.publish
         self.connections = 0
         """How often a CONNACK accepted us."""
         self.last_loss: Disconnected | None = None
+        self.failure: BaseException | None = None
+        """The exception that stopped the thread."""
+        self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
+        self._stopping = threading.Event()
         self._deliver = on_message
         self._subscriptions: dict[str, Subscription] = {}
         self._fresh: list[Subscription] = []
@@ -63,7 +58,7 @@ class DeviceClient(LinkHandler):
         """Start, and wait for the first CONNACK. Raises TransientError if there is none in time, DeniedError if the
         broker refuses us.
         """
-        self.link.start()
+        self._thread.start()
         if not self._wait(lambda: self.connections > 0 or self._denied() is not None, timeout) or (
             self.connections == 0
         ):
@@ -76,21 +71,6 @@ class DeviceClient(LinkHandler):
             raise TransientError(
                 f"{self.link.client_id} got no MQTT connection to {s.host}:{s.port} in {timeout:g} s: {why}"
             )
-
-    def publish(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        qos: int = 1,
-        retain: bool = False,
-        properties: PublishProperties | None = None,
-        confirmed: Callable[[Confirmation], None] | None = None,
-    ) -> None:
-        """Queue a publish; ``confirmed`` is called after the broker's answer (QoS 1) or the send (QoS 0)."""
-        self.link.publish(
-            topic, payload, qos=qos, retain=retain, properties=properties, confirmed=self._counted(confirmed)
-        )
 
     def subscribe(self, *filters: str, qos: int = 1, timeout: float = 10.0) -> None:
         """Subscribe and wait for SUBACK. Raises TransientError without an answer, DeniedError if refused."""
@@ -108,12 +88,23 @@ class DeviceClient(LinkHandler):
 
     def flush(self, timeout: float = 30.0) -> bool:
         """Wait until every publish is confirmed. Returns False at the time-out."""
-        return self._wait(lambda: self.link.unconfirmed == 0, timeout)
+        end = time.monotonic() + timeout
+        while self.link.unconfirmed and self.failure is None and time.monotonic() < end:
+            time.sleep(0.005)
+        return self.link.unconfirmed == 0
+
+    def stop(self) -> None:
+        """Request the end, without waiting for it."""
+        self._stopping.set()
+        self.link.wake()
 
     def close(self, timeout: float = 10.0) -> None:
-        """Send DISCONNECT and stop the thread. Unconfirmed publishes are dropped."""
-        self.link.stop()
-        self.link.join(timeout)
+        """Send DISCONNECT and wait for the thread. Unconfirmed publishes are dropped. Raises ``failure``."""
+        self.stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        if self.failure is not None:
+            raise self.failure
 
     def __enter__(self) -> DeviceClient:
         self.connect()
@@ -124,21 +115,25 @@ class DeviceClient(LinkHandler):
 
     def _wait(self, condition: Callable[[], bool], timeout: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: condition() or self.link.failure is not None, timeout) and condition()
+            return self._changed.wait_for(lambda: condition() or self.failure is not None, timeout) and condition()
 
     def _denied(self) -> Disconnected | None:
         return None if self.last_loss is None or self.last_loss.remedy is None else self.last_loss
 
-    def _counted(self, confirmed: Callable[[Confirmation], None] | None) -> Callable[[Confirmation], None]:
-        def done(confirmation: Confirmation) -> None:
-            if confirmed is not None:
-                confirmed(confirmation)
-            with self._changed:
-                self._changed.notify_all()
-
-        return done
-
     # --- on the link's thread ---
+
+    def _run(self) -> None:
+        try:
+            try:
+                while not self._stopping.is_set():
+                    self.link.turn()
+            finally:
+                self.link.disconnect()
+                self.link.close()
+        except BaseException as e:
+            self.failure = e
+            if not isinstance(e, PulsebridgeError):
+                raise
 
     def on_connected(self, event: Connected) -> None:
         """Renew the subscriptions if the broker kept no session."""
@@ -220,22 +215,19 @@ class _Probe(LinkHandler):
             self._link.subscribe([Subscription(one, 0, retain_handling=2) for one in self._filters])
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Stop with the reason."""
         self.lost = event
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Note the answers."""
         self.codes += codes
 
 
-def probe(settings: MqttSettings) -> ProbeResult:
-    """Dial the broker once. The result contains the error, with its remedy."""
+def probe(settings: MqttSettings) -> Connected | Disconnected:
+    """Dial the broker once. Returns its acceptance, or the error with its remedy."""
     seen = _Probe(settings)
     seen.run()
-    if seen.connected is not None:
-        return ProbeResult(True, "", settings.protocol, seen.connected.receive_maximum)
-    assert seen.lost is not None
-    return ProbeResult(False, seen.lost.why, settings.protocol, remedy=seen.lost.remedy)
+    answer = seen.connected or seen.lost
+    assert answer is not None
+    return answer
 
 
 def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]:
@@ -252,27 +244,3 @@ def try_subscribing(settings: MqttSettings, filters: Sequence[str]) -> list[int]
             raise DeniedError(lost.why, remedy=lost.remedy)
         raise TransientError("no answer to SUBSCRIBE" if lost is None else lost.why)
     return seen.codes
-
-
-def round_trip(host: str, port: int, timeout: float = 10.0) -> float:
-    """Publish a message at QoS 1 and receive it. Returns the seconds from the publish on.
-
-    Raises TransientError if the broker does not deliver it in ``timeout`` seconds.
-    """
-    token = secrets.token_hex(8)
-    arrived = threading.Event()
-    # Short waits: a server that starts refuses connections first.
-    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min="50ms", reconnect_max="250ms")
-    client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
-    client.connect(timeout)
-    try:
-        client.subscribe(f"pulsebridge-ready/{token}", timeout=timeout)
-        begin = time.monotonic()
-        client.publish(f"pulsebridge-ready/{token}", b"ready")
-        if not arrived.wait(timeout):
-            raise TransientError(
-                f"the MQTT broker at {host}:{port} accepted a message and did not deliver it in {timeout:g} s"
-            )
-        return time.monotonic() - begin
-    finally:
-        client.close()

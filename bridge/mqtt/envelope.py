@@ -36,12 +36,8 @@ from bridge.routing.mapper import Route
 __all__ = ["Envelope", "Extra", "from_push", "message_of", "size_of"]
 
 
-def from_push(message: Message) -> bool:
-    """Whether push made this publish, so that it is not a reading (H8)."""
-    return _from_push(message.properties)
-
-
-def _from_push(properties: PublishProperties | None) -> bool:
+def from_push(properties: PublishProperties | None) -> bool:
+    """Whether push made the publish with these properties, so that it is not a reading (H8)."""
     return properties is not None and any(name == ORIGIN_PROPERTY for name, _ in properties.user)
 
 
@@ -95,7 +91,7 @@ class Envelope:
         found = self._extras.get(facts)
         if found is None:
             own = self._own(qos, retain, dup, properties)
-            found = Extra(own, head_of("", own), size_of(b"", "", own), _from_push(properties))
+            found = Extra(own, head_of("", own), size_of(b"", "", own), from_push(properties))
             if found.text <= _LONG:
                 if len(self._extras) >= _EXTRAS:
                     self._extras.clear()  # extras in use soon return to the cache

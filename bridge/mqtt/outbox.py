@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from bridge.mqtt.packets import MalformedError
@@ -19,28 +20,17 @@ _MIDS: Final = 0x8000
 """Packet identifiers from here on are for publishes; the others are for SUBSCRIBE and UNSUBSCRIBE."""
 
 
+@dataclass(slots=True, eq=False)
 class Outgoing:
     """A publish of ours, from the call of ``publish`` until its confirmation."""
 
-    __slots__ = ("confirmed", "payload", "properties", "qos", "retain", "sent", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        payload: bytes,
-        qos: int,
-        retain: bool,
-        properties: PublishProperties | None,
-        confirmed: Callable[[Confirmation], None] | None,
-        sent: Callable[[], None] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.payload = payload
-        self.qos = qos
-        self.retain = retain
-        self.properties = properties
-        self.confirmed = confirmed
-        self.sent = sent
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: PublishProperties | None
+    confirmed: Callable[[Confirmation], None] | None
+    sent: Callable[[], None] | None = None
 
 
 class Outbox:

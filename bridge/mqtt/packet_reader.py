@@ -5,19 +5,19 @@ It confirms the link's publishes and answers the handshake of QoS 2. The link pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import structlog
 
-from bridge.mqtt import handshakes, packets
+from bridge.mqtt import packets
 from bridge.mqtt.buffered_socket import BufferedSocket
-from bridge.mqtt.exactly_once import ExactlyOnce
 from bridge.mqtt.outbox import Outbox
 from bridge.mqtt.packets import NAMES, MalformedError, short_packet
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
-from bridge.mqtt.types import Confirmation, Message
+from bridge.mqtt.types import Confirmation, Connected, Message
 
-__all__ = ["FAILED_FROM", "Broken", "Packet", "PacketReader"]
+__all__ = ["FAILED_FROM", "Broken", "ExactlyOnce", "Packet", "PacketReader"]
 
 log = structlog.get_logger("mqtt")
 
@@ -32,13 +32,69 @@ class Packet(NamedTuple):
     reason: int = 0
     codes: list[int] | None = None
     """Those of a SUBACK, empty if it answers no SUBSCRIBE of ours."""
-    connack: handshakes.Connack | None = None
+    granted: Connected | None = None
+    """The content of a CONNACK."""
 
 
 class Broken(NamedTuple):
     """No further packet can be read: the broker sent ``what``, or the stream has ended (None)."""
 
     what: str | None
+
+
+class ExactlyOnce:
+    """The QoS 2 messages that a broker sends us, from PUBLISH to PUBREL (MQTT 5, 4.3.3).
+
+    PUBREC is sent when the receiver of the message acknowledges it, as PUBACK at QoS 1. Until then the broker keeps the
+    message, and resends it after a lost connection. From PUBREC on the message is ours: a repetition of the same
+    PUBLISH gets another PUBREC and is not delivered a second time. Packet identifiers bound it to 65,535.
+    """
+
+    def __init__(self) -> None:
+        self._delivered: set[int] = set()  # on this connection, and not acknowledged
+        self._received: set[int] = set()  # PUBREC was sent, and no PUBREL came
+
+    def connected(self, *, session_present: bool) -> None:
+        """Begin a connection. The broker resends unacknowledged messages, or has lost the session."""
+        self._delivered.clear()
+        if not session_present:
+            self._received.clear()
+
+    def arrived(self, messages: Sequence[Message]) -> tuple[list[Message], list[int]]:
+        """Return the messages to deliver, and the packet identifiers that get PUBREC at once.
+
+        Only a PUBLISH with DUP is a repetition (MQTT-3.3.1-1); any other one is a new message.
+        """
+        new: list[Message] = []
+        repeated: list[int] = []
+        for message in messages:
+            if message.qos == 2 and message.mid:
+                if message.dup and message.mid in self._received:
+                    repeated.append(message.mid)
+                    continue
+                if message.dup and message.mid in self._delivered:
+                    continue
+                self._received.discard(message.mid)
+                self._delivered.add(message.mid)
+            new.append(message)
+        return new, repeated
+
+    def acknowledgements(self, mids: Sequence[int]) -> bytes | None:
+        """Return the packets that acknowledge messages, in order; None if all of them are of QoS 1."""
+        if not self._delivered:
+            return None
+        written: list[bytes] = []
+        for mid in mids:
+            two = mid in self._delivered
+            if two:
+                self._delivered.discard(mid)
+                self._received.add(mid)
+            written.append(short_packet(packets.PUBREC if two else packets.PUBACK, mid))
+        return b"".join(written)
+
+    def released(self, mid: int) -> None:
+        """Note PUBREL: the packet identifier is free."""
+        self._received.discard(mid)
 
 
 class PacketReader:
@@ -117,7 +173,8 @@ class PacketReader:
             if packets.PUBACK <= kind <= packets.PUBCOMP:
                 mid, reason = packets.acknowledged(body, mqtt5=mqtt5)
             elif kind == packets.CONNACK:
-                packet = Packet(kind, connack=handshakes.connack(body, mqtt5=mqtt5))
+                reason, granted = packets.connack(body, mqtt5=mqtt5)
+                packet = Packet(kind, reason, granted=granted)
             elif kind == packets.SUBACK:
                 packet = Packet(kind, codes=self._outbox.answered(*packets.subscribed(body, mqtt5=mqtt5)))
             elif kind == packets.DISCONNECT and mqtt5:

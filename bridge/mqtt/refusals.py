@@ -71,17 +71,24 @@ def connect_remedy(reason: int, settings: MqttSettings, client_id: str) -> str |
     """Return the necessary change after a CONNACK with ``reason``, None if a retry can succeed."""
     if reason in _PASSING:
         return None
-    if reason == 0x84:
-        return f"it does not speak MQTT {settings.protocol}: set mqtt.protocol to another of 3.1, 3.1.1 and 5"
-    if reason == 0x85:
-        return f"it does not accept the client id {client_id!r}: set another (mqtt.client_id, push.client_id)"
-    if reason in (0x86, 0x8C, NOT_AUTHORIZED):
-        return _credentials(settings, client_id)
-    if reason in (0x9C, 0x9D):
-        return "the broker has moved: set mqtt.host and mqtt.port to its new address"
-    if reason == 0x8A:
-        return f"the broker has banned {client_id!r}: ask its operator"
-    return "check mqtt.username, mqtt.password, mqtt.protocol and mqtt.client_id"
+    credentials = (
+        "it requires credentials: set mqtt.username and mqtt.password (or password_file), or a client certificate"
+        if settings.username is None
+        else f"check mqtt.username ({settings.username!r}) and mqtt.password or password_file, and that this user may "
+        f"connect as {client_id!r}"
+    )
+    moved = "the broker has moved: set mqtt.host and mqtt.port to its new address"
+    remedies = {
+        0x84: f"it does not speak MQTT {settings.protocol}: set mqtt.protocol to another of 3.1, 3.1.1 and 5",
+        0x85: f"it does not accept the client id {client_id!r}: set another (mqtt.client_id, push.client_id)",
+        0x86: credentials,
+        NOT_AUTHORIZED: credentials,
+        0x8A: f"the broker has banned {client_id!r}: ask its operator",
+        0x8C: credentials,
+        0x9C: moved,
+        0x9D: moved,
+    }
+    return remedies.get(reason, "check mqtt.username, mqtt.password, mqtt.protocol and mqtt.client_id")
 
 
 def subscriber(settings: MqttSettings, client_id: str) -> str:
@@ -106,14 +113,3 @@ def what_to_check(event: Disconnected) -> str:
         # Before MQTT 5 a broker does not report that another connection took the session over, so this is possible.
         return "check that it runs, and that no other process uses this MQTT client id"
     return "check that it runs"
-
-
-def _credentials(settings: MqttSettings, client_id: str) -> str:
-    if settings.username is None:
-        return (
-            "it requires credentials: set mqtt.username and mqtt.password (or password_file), or a client certificate"
-        )
-    return (
-        f"check mqtt.username ({settings.username!r}) and mqtt.password or password_file, and that this user may "
-        f"connect as {client_id!r}"
-    )

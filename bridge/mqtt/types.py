@@ -16,7 +16,6 @@ __all__ = [
     "Disconnected",
     "LinkHandler",
     "Message",
-    "ProbeResult",
     "PublishProperties",
     "Subscription",
     "Will",
@@ -82,6 +81,8 @@ class Connected:
     """The highest QoS that the broker accepts (MQTT 5, 3.2.2.3.4)."""
     retain_available: bool = True
     """Whether the broker accepts retained messages (MQTT 5, 3.2.2.3.5)."""
+    keep_alive_s: int | None = None
+    """The keep-alive that the broker sets instead of ours, in seconds (MQTT 5, 3.2.2.3.14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,18 +125,6 @@ class Will:
     payload: bytes = b""
     qos: int = 1
     retain: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The result of one dial of the broker. ``why`` is empty if it accepted us."""
-
-    ok: bool
-    why: str
-    protocol: str
-    receive_maximum: int = 0
-    remedy: str | None = None
-    """The necessary change; None if a retry can succeed."""
 
 
 class LinkHandler:

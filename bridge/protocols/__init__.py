@@ -1,7 +1,7 @@
 """Protocol handlers, which bring messages of a protocol into Pulsar, after Pulsar's PIP-41.
 
 A third party's handler imports its types from here. An entry point of the group ``pulsebridge.protocol_handlers`` names
-it. The modules ``lifecycle`` and ``records`` are pure.
+it. The module ``records`` is pure.
 """
 
 from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError

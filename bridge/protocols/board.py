@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -18,9 +18,10 @@ from bridge.contract import INSTANCES_TOPIC, partition_name
 from bridge.errors import ContractError, PulsebridgeError, TerminalError
 from bridge.protocols.records import InstanceRecord
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import OK, Producer, PulsarClient, key_of, our_errors
+from bridge.pulsar.client import Producer, PulsarClient, key_of, our_errors
 from bridge.pulsar.provisioning import move_retention_subscription
 from bridge.pulsar.provisioning_plan import INSTANCES_RETENTION, compact_step
+from bridge.pulsar.sending import Receipts, close_quietly
 from bridge.pulsar.topic_end import read_partition
 from bridge.unreadable import leave_out
 
@@ -51,11 +52,9 @@ class Advertiser:
         self._interval_s = interval_s
         self._partition = partition_name(admin.settings.system_topic(INSTANCES_TOPIC), 0)
         self._producer: Producer | None = None
-        self._answered = threading.Event()
-        self._answered.set()
+        self._receipts = Receipts()  # of the last record
         self._stopping = threading.Event()
         self._now = threading.Event()
-        self._broken = False
         self._complained = False
         self._key = record().instance
         self._thread = threading.Thread(target=self._run, name="advertiser", daemon=True)
@@ -86,9 +85,9 @@ class Advertiser:
             self._now.wait(self._interval_s)
             self._stopping.wait(min(0.2, self._interval_s / 4))  # several simultaneous changes make one record
         # The last record may be in flight. If its receipt does not come soon, Pulsar is unreachable.
-        if self._producer is not None and self._answered.wait(_ANSWER_S):
+        if self._producer is not None and self._receipts.wait(_ANSWER_S):
             self._try(lambda: self._write(b""), quietly=True)
-            self._answered.wait(_TOMBSTONE_S)
+            self._receipts.wait(_TOMBSTONE_S)
 
     def _try(self, act: Callable[[], None], *, quietly: bool = False) -> None:
         try:
@@ -101,22 +100,18 @@ class Advertiser:
                 log.info("`pulsebridge status` does not show this process, all else works", why=str(e))
 
     def _write(self, payload: bytes, key: str | None = None) -> None:
-        if not self._answered.is_set():
+        if not self._receipts.wait(0):
             return  # Pulsar is unreachable: one record waits already
-        if self._broken and self._producer is not None:
+        writing = f"writing to {self._partition}"
+        if self._producer is not None and self._receipts.error(0, writing) is not None:
             broken, self._producer = self._producer, None
-            with our_errors(f"closing the producer on {self._partition}"):
-                broken.close()
+            close_quietly(broken)
         if self._producer is None:
             self._producer = self._opened()
-        self._answered.clear()
-
-        def receipt(result: Any, _message_id: Any) -> None:
-            self._broken = result != OK
-            self._answered.set()
-
-        with our_errors(f"writing to {self._partition}"):
-            self._producer.send_async(payload, receipt, partition_key=key or self._key)
+        receipts = Receipts()
+        with our_errors(writing):
+            self._producer.send_async(payload, receipts.of(0), partition_key=key or self._key)
+        self._receipts = receipts
 
     def _opened(self) -> Producer:
         topic = self._admin.settings.system_topic(INSTANCES_TOPIC)
@@ -130,7 +125,7 @@ class Advertiser:
     def _tidy(self) -> None:
         now_ms = time.time_ns() // 1_000_000
         for record in read_board(self._client):
-            if now_ms - record.written_ms > _FORGET_MS and self._answered.wait(_TOMBSTONE_S):
+            if now_ms - record.written_ms > _FORGET_MS and self._receipts.wait(_TOMBSTONE_S):
                 self._write(b"", record.instance)
         tidy(self._admin)
 
@@ -153,19 +148,14 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
     found: dict[str, InstanceRecord] = {}
     partition = partition_name(topic, 0)
     for message in read_partition(client, partition, compacted=True):
-        _take(found, partition, key_of(message), message.data())
+        key, payload = key_of(message), message.data()
+        if key is None:
+            leave_out(partition, "its key is not UTF-8")
+            continue
+        found.pop(key, None)
+        if payload:
+            try:
+                found[key] = InstanceRecord.decode(payload)
+            except ContractError as e:
+                leave_out(partition, e.what, key=key)
     return [found[name] for name in sorted(found)]
-
-
-def _take(found: dict[str, InstanceRecord], topic: str, key: str | None, payload: bytes) -> None:
-    if key is None:
-        leave_out(topic, "its key is not UTF-8")
-        return
-    if not payload:
-        found.pop(key, None)
-        return
-    try:
-        found[key] = InstanceRecord.decode(payload)
-    except ContractError as e:
-        found.pop(key, None)
-        leave_out(topic, e.what, key=key)

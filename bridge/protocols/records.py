@@ -20,16 +20,6 @@ BEATS: Final = 4
 """Intervals without a record after which an instance counts as gone."""
 
 _MAX_TOPICS: Final = 200
-_PLAIN: Final = {
-    "instance": "str",
-    "host": "str",
-    "pid": "int",
-    "state": "str",
-    "started_ms": "int",
-    "written_ms": "int",
-    "interval_s": "float",
-    "topics_count": "int",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +63,9 @@ class InstanceRecord:
         body = json_record(payload, "instance record", [INSTANCE_VERSION])
         for name in ("started_ms", "written_ms"):
             checked_whole(body[name], 0, LAST_US // 1000)
+        kinds = {name: kind for name, kind in cls.__annotations__.items() if name not in ("protocols", "topics")}
         return cls(
-            **checked_fields(body, _PLAIN),
+            **checked_fields(body, kinds | {"state": "str"}),
             protocols={name: _protocol(found) for name, found in body["protocols"].items()},
             topics=_texts(body["topics"]),
         )

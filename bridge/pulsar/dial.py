@@ -6,16 +6,19 @@ reports why the broker refuses us. It requests no topic, so it needs no right ex
 
 from __future__ import annotations
 
+import base64
+import json
 import shlex
 import socket
 import ssl
 import time
-from typing import Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from bridge.contract import namespace_of
 from bridge.errors import ConfigError, DeniedError, ForbiddenError, RefusedError, TransientError
-from bridge.pulsar.tokens import expiry_of, role_of
 from bridge.pulsar.wire import commands
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, handshake_problem
@@ -25,11 +28,15 @@ __all__ = [
     "credentials",
     "credentials_remedy",
     "dial",
+    "first_answer",
     "grant_remedy",
     "open_connection",
+    "role_of",
     "whom",
     "with_grant",
 ]
+
+T = TypeVar("T")
 
 _MAX_ANSWER: Final = 1 << 20
 
@@ -40,16 +47,18 @@ def dial(settings: PulsarSettings, timeout_s: float) -> str:
     Raises DeniedError if TLS or the credentials are not accepted, TransientError if no server answers. Raises
     RefusedError if the server is not a Pulsar broker.
     """
-    unreachable: TransientError | None = None
-    for host, port in addresses(settings.service_url):
-        try:
-            sock, answer = open_connection(settings, host, port, timeout_s)
-            sock.close()
-            return answer.text(1)
-        except TransientError as e:
-            unreachable = e
-    assert unreachable is not None
-    raise unreachable
+    sock, answer = first_answer(settings, lambda host, port: open_connection(settings, host, port, timeout_s))
+    sock.close()
+    return answer.text(1)
+
+
+def first_answer(settings: PulsarSettings, connect: Callable[[str, int], T]) -> T:
+    """Return the result of ``connect`` for the first address of the service URL that answers. Raises as ``connect``."""
+    *others, last = addresses(settings.service_url)
+    for host, port in others:
+        with suppress(TransientError):
+            return connect(host, port)
+    return connect(*last)
 
 
 def addresses(service_url: str) -> list[tuple[str, int]]:
@@ -76,25 +85,40 @@ def credentials_remedy(settings: PulsarSettings) -> str:
     """Return what to check if our credentials are not accepted."""
     if settings.token is None and settings.tls_certificate is None:
         return "it requires credentials: set pulsar.token (or token_file), or a client certificate"
-    expiry = None if settings.token is None else expiry_of(settings.token.get_secret_value())
-    if expiry is not None and expiry <= time.time():
+    expiry = _claims(settings).get("exp")
+    if isinstance(expiry, int | float) and expiry <= time.time():
         return f"pulsar.token (or token_file) expired {time.time() - expiry:.0f} s ago: give a new one"
     if settings.token is not None:
         return "check pulsar.token (or token_file): is it this cluster's, and signed with its current key?"
     return "check pulsar.tls_certificate: does the cluster accept certificates, and trust its signer?"
 
 
+def role_of(settings: PulsarSettings) -> str | None:
+    """Return Pulsar's name of our role: the subject of our token, which is not secret; None if it is not known."""
+    subject = _claims(settings).get("sub")
+    return subject if isinstance(subject, str) else None
+
+
+def _claims(settings: PulsarSettings) -> dict[str, object]:
+    """Return the claims of our JSON Web Token, for messages to users. Servers verify the token, this does not."""
+    token = "" if settings.token is None else settings.token.get_secret_value()
+    with suppress(ValueError):
+        _, body, _ = token.split(".")
+        found = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def whom(settings: PulsarSettings) -> str:
-    """Return Pulsar's name of our role, for a request for rights. A token's subject is not secret."""
-    role = None if settings.token is None else role_of(settings.token.get_secret_value())
+    """Return our role for a request for rights."""
+    role = role_of(settings)
     return "this role" if role is None else f"the role {role!r}"
 
 
 def grant_remedy(settings: PulsarSettings, topic: str, *actions: str) -> str:
     """Return the operator's command that grants us ``actions`` on the namespace of a topic."""
-    role = None if settings.token is None else role_of(settings.token.get_secret_value())
-    namespace = namespace_of(topic)
-    command = ("namespaces", "grant-permission", namespace, "--role", role or "ROLE", "--actions")
+    role = role_of(settings) or "ROLE"
+    command = ("namespaces", "grant-permission", namespace_of(topic), "--role", role, "--actions")
     return (
         f"let an operator run: {shlex.join(('pulsar-admin', *command, ','.join(actions)))} (a grant replaces the earlier "
         "one: include the role's existing actions)"
@@ -132,7 +156,7 @@ def open_connection(
         link = socket.create_connection((host, port), timeout=timeout_s)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if secure:
-            context = client_context(settings, "pulsar", check_hostname=settings.tls_validate_hostname)
+            context = client_context(settings, "pulsar")
             link = context.wrap_socket(link, server_hostname=host)
         return link, _talk(link, settings, where, proxy_to)
     except BaseException as e:

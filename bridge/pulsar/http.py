@@ -158,7 +158,7 @@ class AdminHttp:
         s = self._settings
         verify: Any = False
         if s.admin_url.startswith("https:"):
-            verify = client_context(s, "pulsar", check_hostname=s.tls_validate_hostname)
+            verify = client_context(s, "pulsar")
         return httpx.Client(
             base_url=f"{s.admin_url.rstrip('/')}/admin/v2",
             verify=verify,

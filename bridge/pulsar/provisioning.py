@@ -6,15 +6,15 @@ once. ``verify`` changes nothing and fails with the missing commands. ``off`` se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
-    PUSH_SUBSCRIPTION,
     RESUME_TOPIC,
     Position,
     namespace_of,
@@ -23,17 +23,15 @@ from bridge.contract import (
 )
 from bridge.errors import ContractError, ForbiddenError, TerminalError
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import MessageId, PulsarClient, our_errors
+from bridge.pulsar.client import LATEST, PulsarClient
+from bridge.pulsar.dial import role_of
 from bridge.pulsar.provisioning_plan import (
     COMPACTION,
-    COMPACTION_THRESHOLD_BYTES,
-    CURSOR_RETENTION,
     Needs,
     Step,
     TopicNeed,
     compact_step,
     grant_steps,
-    group_needs,
     namespace_steps,
     policies_lack,
     push_needs,
@@ -44,25 +42,19 @@ from bridge.pulsar.provisioning_plan import (
     threshold_step,
     topic_steps,
 )
-from bridge.pulsar.tokens import role_of
+from bridge.pulsar.sending import close_quietly
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
-    "COMPACTION_THRESHOLD_BYTES",
-    "CURSOR_RETENTION",
     "Found",
-    "carry_out",
-    "commands_ready",
     "create_topic",
     "existing_commands",
-    "groups_ready",
     "log_unchecked",
     "look",
     "move_retention_subscription",
-    "partitions_with",
+    "partitions_ready",
     "provision_commands",
-    "try_reading",
-    "try_writing",
+    "try_rights",
     "verify",
 ]
 
@@ -145,68 +137,29 @@ def existing_commands(settings: PulsarSettings) -> int:
     return len(partitions)
 
 
-def commands_ready(admin: PulsarAdmin, commands_topic: str | None = None) -> int:
-    """Return the number of partitions if `provision_commands` is complete already, else 0.
+def partitions_ready(admin: PulsarAdmin, need: TopicNeed) -> int:
+    """Return a topic's number of partitions if it and its subscriptions exist, else 0.
 
-    Provisioning makes the subscription of the last partition last, so two requests suffice.
+    Provisioning makes the subscriptions of the last partition last, so two requests suffice. The commands topic is the
+    last of all that push needs.
     """
-    return partitions_with(admin, commands_topic or admin.settings.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
-
-
-def partitions_with(admin: PulsarAdmin, topic: str, subscription: str) -> int:
-    """Return a topic's number of partitions if the last one has the subscription, else 0."""
-    partitions = admin.partition_count(topic)
+    partitions = admin.partition_count(need.topic)
     if not partitions:
         return 0
-    return partitions if subscription in admin.subscriptions(partition_name(topic, partitions - 1)) else 0
+    existing = admin.subscriptions(partition_name(need.topic, partitions - 1))
+    return partitions if set(need.subscriptions) <= set(existing) else 0
 
 
-def groups_ready(admin: PulsarAdmin) -> bool:
-    """Return whether the topics of commands to groups exist, with their subscriptions."""
-    for need in group_needs(admin.settings):
-        if not admin.partition_count(need.topic):
-            return False
-        if not set(need.subscriptions) <= set(admin.subscriptions(partition_name(need.topic, 0))):
-            return False
-    return True
+def try_rights(settings: PulsarSettings, *, write: Iterable[str] = (), read: Iterable[str] = ()) -> None:
+    """Open and close a producer on topics to ``write``, and a reader at the end of topics to ``read``.
 
-
-def carry_out(admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None) -> None:
-    """Do the steps in order; ``done`` is called after each. An existing tenant is left unchanged."""
-    for step in steps:
-        if step.command[0] == "tenants":
-            tenant = step.command[-1]
-            if admin.has_tenant(tenant):
-                continue
-            step = tenant_step(tenant, admin.clusters())
-        admin.do(step)
-        done(step)
-
-
-def try_writing(settings: PulsarSettings, topics: Iterable[str]) -> None:
-    """Open and close a producer on each topic. So a missing right shows before the first message.
-
-    A missing topic is skipped. Raises DeniedError with the missing grant.
+    So a missing right shows before the first message. It consumes no message and skips a missing topic. Raises
+    DeniedError with the missing grant.
     """
     with PulsarClient(settings) as client:
-        for topic in topics:
-            partitions = client.partitioned(topic)
-            if partitions:
-                with our_errors(f"closing the producer on {partitions[0]}"):
-                    client.producer(partitions[0], batching=False).close()
-
-
-def try_reading(settings: PulsarSettings, topics: Iterable[str]) -> None:
-    """Open and close a reader at the end of each topic; this consumes no message.
-
-    Raises DeniedError with the missing grant.
-    """
-    with PulsarClient(settings) as client:
-        for topic in topics:
-            partitions = client.partitioned(topic)
-            if partitions:
-                with our_errors(f"closing the reader of {partitions[0]}"):
-                    client.reader(partitions[0], MessageId.latest).close()
+        for topics, opened in ((write, client.producer), (read, partial(client.reader, start=LATEST))):
+            for partition in [name for topic in topics for name in client.partitioned(topic)[:1]]:
+                close_quietly(opened(partition))
 
 
 # --- verifying ------------------------------------------------------------------------------------------------
@@ -244,9 +197,7 @@ def look(admin: PulsarAdmin, needs: Needs) -> Found:
         try:
             _compare_topic(admin, need, found)
         except ForbiddenError as e:
-            token = admin.settings.token
-            role = None if token is None else role_of(token.get_secret_value())
-            grants = grant_steps(admin.settings, {needs.tier: role or "ROLE"})
+            grants = grant_steps(admin.settings, {needs.tier: role_of(admin.settings) or "ROLE"})
             lines = "; ".join(step.shell for step in grants)
             raise ForbiddenError(e.what, remedy=f"{needs.tier} needs at least: {lines}") from e
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -47,19 +47,16 @@ __all__ = [
     "Needs",
     "Step",
     "TopicNeed",
-    "alerts_need",
     "grant_steps",
     "group_needs",
     "ingest_needs",
-    "instances_need",
     "namespace_steps",
     "policies_lack",
-    "presence_need",
     "push_needs",
     "rest_path",
-    "resume_need",
     "subscription_path",
     "tenant_step",
+    "topic_need",
     "topic_steps",
 ]
 
@@ -75,15 +72,10 @@ CURSOR_RETENTION: Final = "pulsebridge-cursors"
 last of its key. So neither the topic nor such a record is deleted while no push worker runs (H24)."""
 
 INSTANCES_RETENTION: Final = "pulsebridge-instances"
-"""The same on the partition in which ingest processes advertise themselves."""
-
 PRESENCE_RETENTION: Final = "pulsebridge-presence"
-"""The same on the partitions in which ingest records when each device was last seen."""
 MEMBERS_RETENTION: Final = "pulsebridge-group-members"
-"""The same on the memberships of groups."""
-
 ROSTER_RETENTION: Final = "pulsebridge-group-roster"
-"""The same on the state of the expander of group commands."""
+"""The same on the partitions of the other compacted topics."""
 
 PARKED_RETENTION: Final = "pulsebridge-parked"
 """Durable subscription on each commands partition, made before push's own. It retains the commands of offline devices,
@@ -92,6 +84,11 @@ which push has acknowledged. The same on each partition of relocated commands. O
 QUOTA_POLICY: Final = "producer_request_hold"
 """The only quota policy that neither drops messages nor fails producers (H1 c, H13)."""
 
+_UNUSED_TOPICS: Final = {
+    "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+    "maxInactiveDurationSeconds": 60,
+    "deleteWhileInactive": False,
+}
 _STORAGE: Final = "destination_storage"
 DONE: Final = (409,)  # it exists already
 
@@ -135,115 +132,61 @@ class Needs:
     topics: tuple[TopicNeed, ...]
 
 
+_AS_COMMANDS: Final = 0
+"""As many partitions as the commands, by the same hash of the device. The other topics have one order."""
+_SYSTEM_TOPICS: Final = {
+    need.topic: need
+    for need in (
+        TopicNeed(RECEIPTS_TOPIC, _AS_COMMANDS, why="the result of each command"),
+        TopicNeed(DEAD_LETTERS_TOPIC, _AS_COMMANDS, why="undeliverable messages of ingest and push"),
+        TopicNeed(ALERTS_TOPIC, _AS_COMMANDS, why="alerts of the rules"),
+        TopicNeed(CURSORS_TOPIC, _AS_COMMANDS, (CURSOR_RETENTION,), True, "the position of each device"),
+        TopicNeed(PRESENCE_TOPIC, _AS_COMMANDS, (PRESENCE_RETENTION,), True, "when each device was last seen"),
+        TopicNeed(INSTANCES_TOPIC, 1, (INSTANCES_RETENTION,), True, "which ingest processes run"),
+        TopicNeed(GROUP_MEMBERS_TOPIC, 1, (MEMBERS_RETENTION,), True, "the members of each group"),
+        TopicNeed(
+            GROUP_ROSTER_TOPIC, 1, (ROSTER_RETENTION,), True, "how far the commands to groups are passed to the members"
+        ),
+        TopicNeed(GROUP_COMMANDS_TOPIC, 1, (GROUPS_SUBSCRIPTION,), why="commands to groups of devices"),
+        TopicNeed(RESUME_TOPIC, _AS_COMMANDS, (PUSH_SUBSCRIPTION,), why="after which command devices resume"),
+        TopicNeed(PARKED_TOPIC, _AS_COMMANDS, (PARKED_RETENTION,), why="commands of devices that are offline for long"),
+        TopicNeed(COMMANDS_TOPIC, _AS_COMMANDS, (PARKED_RETENTION, PUSH_SUBSCRIPTION), why="commands to the devices"),
+    )
+}
+
+
+def topic_need(pulsar: PulsarSettings, local: str, *subscriptions: str) -> TopicNeed:
+    """Return the need of a topic in the system namespace, with further ``subscriptions``."""
+    need = _SYSTEM_TOPICS[local]
+    return replace(
+        need,
+        topic=pulsar.system_topic(local),
+        partitions=need.partitions or pulsar.command_partitions,
+        subscriptions=need.subscriptions + subscriptions,
+    )
+
+
 def ingest_needs(
     pulsar: PulsarSettings, readings: Iterable[str] = (), *, presence: bool = True, resume: bool = True
 ) -> Needs:
     """Return the needs of ingest. ``readings``: the full names of readings topics that are known beforehand;
     ``presence``: whether ingest records when each device was last seen; ``resume``: whether devices may ask to resume.
     """
-    return Needs(
-        "ingest",
-        pulsar.all_namespaces,
-        (
-            TopicNeed(
-                pulsar.system_topic(DEAD_LETTERS_TOPIC),
-                pulsar.command_partitions,
-                why="undeliverable messages of ingest and push",
-            ),
-            instances_need(pulsar),
-            *([presence_need(pulsar)] if presence else []),
-            *([resume_need(pulsar)] if resume else []),
-            *(TopicNeed(topic, pulsar.partitions, why="readings of a rule") for topic in readings),
-        ),
-    )
-
-
-def instances_need(pulsar: PulsarSettings) -> TopicNeed:
-    """Return the topic in which ingest processes advertise themselves."""
-    topic = pulsar.system_topic(INSTANCES_TOPIC)
-    return TopicNeed(topic, 1, (INSTANCES_RETENTION,), compacted=True, why="which ingest processes run")
-
-
-def presence_need(pulsar: PulsarSettings) -> TopicNeed:
-    """Return the topic in which ingest records when each device was last seen."""
-    topic = pulsar.system_topic(PRESENCE_TOPIC)
-    why = "when each device was last seen"
-    return TopicNeed(topic, pulsar.command_partitions, (PRESENCE_RETENTION,), compacted=True, why=why)
-
-
-def resume_need(pulsar: PulsarSettings) -> TopicNeed:
-    """Return the topic in which devices request the commands after a position."""
-    topic = pulsar.system_topic(RESUME_TOPIC)
-    return TopicNeed(topic, pulsar.command_partitions, (PUSH_SUBSCRIPTION,), why="after which command devices resume")
-
-
-def alerts_need(pulsar: PulsarSettings, *subscriptions: str) -> TopicNeed:
-    """Return the topic of alerts, with its subscriptions."""
-    return TopicNeed(
-        pulsar.system_topic(ALERTS_TOPIC), pulsar.command_partitions, subscriptions, why="alerts of the rules"
-    )
+    system = [DEAD_LETTERS_TOPIC, INSTANCES_TOPIC, *([PRESENCE_TOPIC] * presence), *([RESUME_TOPIC] * resume)]
+    own = (TopicNeed(topic, pulsar.partitions, why="readings of a rule") for topic in readings)
+    return Needs("ingest", pulsar.all_namespaces, (*(topic_need(pulsar, local) for local in system), *own))
 
 
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
     """Return the needs of push and the sink; cursors precede commands, whose subscription comes last."""
-    count = pulsar.command_partitions
-    return Needs(
-        "push",
-        (f"{pulsar.tenant}/{pulsar.system_namespace}",),
-        (
-            TopicNeed(pulsar.system_topic(RECEIPTS_TOPIC), count, why="the result of each command"),
-            TopicNeed(pulsar.system_topic(DEAD_LETTERS_TOPIC), count, why="undeliverable messages of ingest and push"),
-            alerts_need(pulsar),
-            TopicNeed(
-                pulsar.system_topic(CURSORS_TOPIC),
-                count,
-                (CURSOR_RETENTION,),
-                compacted=True,
-                why="the position of each device",
-            ),
-            presence_need(pulsar),
-            *group_needs(pulsar),
-            resume_need(pulsar),
-            TopicNeed(
-                pulsar.system_topic(PARKED_TOPIC),
-                count,
-                (PARKED_RETENTION,),
-                why="commands of devices that are offline for long",
-            ),
-            TopicNeed(
-                commands_topic or pulsar.system_topic(COMMANDS_TOPIC),
-                count,
-                (PARKED_RETENTION, PUSH_SUBSCRIPTION),
-                why="commands to the devices",
-            ),
-        ),
-    )
+    *others, commands = (topic_need(pulsar, local) for local in _SYSTEM_TOPICS if local != INSTANCES_TOPIC)
+    commands = replace(commands, topic=commands_topic or commands.topic)
+    return Needs("push", (f"{pulsar.tenant}/{pulsar.system_namespace}",), (*others, commands))
 
 
-def group_needs(pulsar: PulsarSettings) -> tuple[TopicNeed, ...]:
+def group_needs(pulsar: PulsarSettings) -> list[TopicNeed]:
     """Return the topics of commands to groups; one partition each, because they have one order."""
-    return (
-        TopicNeed(
-            pulsar.system_topic(GROUP_MEMBERS_TOPIC),
-            1,
-            (MEMBERS_RETENTION,),
-            compacted=True,
-            why="the members of each group",
-        ),
-        TopicNeed(
-            pulsar.system_topic(GROUP_ROSTER_TOPIC),
-            1,
-            (ROSTER_RETENTION,),
-            compacted=True,
-            why="how far the commands to groups are passed to the members",
-        ),
-        TopicNeed(
-            pulsar.system_topic(GROUP_COMMANDS_TOPIC),
-            1,
-            (GROUPS_SUBSCRIPTION,),
-            why="commands to groups of devices",
-        ),
-    )
+    return [topic_need(pulsar, local) for local in (GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC, GROUP_COMMANDS_TOPIC)]
 
 
 # --- steps ----------------------------------------------------------------------------------------------------
@@ -265,16 +208,12 @@ def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
     """Return the steps for a namespace that retains its messages: the namespace, then its policies."""
     minutes = -1 if pulsar.retention is None else math.ceil(pulsar.retention / 60)
     size = -1 if pulsar.retention_size is None else math.ceil(pulsar.retention_size / 1024 / 1024)
-    unused = {
-        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
-        "maxInactiveDurationSeconds": 60,
-        "deleteWhileInactive": False,
-    }
+    time, megabytes = f"{minutes}m" if minutes >= 0 else "-1", f"{size}M" if size >= 0 else "-1"
     steps = [
         Step("the namespace", ("namespaces", "create", namespace), "PUT", f"/namespaces/{namespace}", None, DONE),
         _policy(
             "retention, or messages without a subscription are deleted",
-            ("set-retention", namespace, "--time", _minutes(minutes), "--size", _megabytes(size)),
+            ("set-retention", namespace, "--time", time, "--size", megabytes),
             "retention",
             {"retentionTimeInMinutes": minutes, "retentionSizeInMB": size},
             _no_retention,
@@ -300,7 +239,7 @@ def namespace_steps(namespace: str, pulsar: PulsarSettings) -> list[Step]:
                 *("--max-inactive-duration", "60s", "--delete-mode", "delete_when_no_subscriptions"),
             ),
             "inactiveTopicPolicies",
-            unused,
+            _UNUSED_TOPICS,
             lambda found: (found.get("inactive_topic_policies") or {}).get("deleteWhileInactive") is not False,
         ),
         _policy(
@@ -459,11 +398,3 @@ def rest_path(topic: str) -> str:
 def subscription_path(topic: str, name: str) -> str:
     """Return the admin's REST path of one subscription of a topic or a partition."""
     return f"/{rest_path(topic)}/subscription/{quote(name, safe='')}"
-
-
-def _minutes(minutes: int) -> str:
-    return "-1" if minutes < 0 else f"{minutes}m"
-
-
-def _megabytes(size: int) -> str:
-    return "-1" if size < 0 else f"{size}M"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
 from bridge.errors import PulsebridgeError, TransientError
-from bridge.pulsar.client import OK, Producer, PulsarClient, our_errors
+from bridge.pulsar.client import OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 
 __all__ = ["PartitionWriters", "Receipts", "close_quietly"]
@@ -26,14 +26,18 @@ class Receipts:
         self._changed = threading.Condition()
         self._sent = 0
         self._results: dict[Hashable, Any] = {}
+        self._ids: dict[Hashable, Any] = {}
 
     def of(self, key: Hashable) -> Callable[..., None]:
         """Return the callback of a message: for ``send_async``, or as a ``bridge.pulsar.wire.producer.Receipt``."""
         self._sent += 1
 
-        def answered(result: Any, _id: Any = None) -> None:  # must never raise: the C++ client would end the process
+        def answered(
+            result: Any, message_id: Any = None
+        ) -> None:  # must never raise: the C++ client would end the process
             with self._changed:
                 self._results[key] = result
+                self._ids[key] = message_id
                 self._changed.notify_all()
 
         return answered
@@ -42,6 +46,15 @@ class Receipts:
         """Wait for the answers to all messages. Returns False at the time-out."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._results) >= self._sent, timeout_s)
+
+    def answered(self, key: Hashable) -> bool:
+        """Whether Pulsar has answered a message."""
+        return key in self._results
+
+    def message_id(self, key: Hashable) -> MessageId:
+        """Return the id of a message that ``send_async`` sent, and that is stored."""
+        found: MessageId = self._ids[key]
+        return found
 
     def error(self, key: Hashable, operation: str) -> PulsebridgeError | None:
         """Return why a message is not known to be stored, None if it is; ``operation`` names it and its topic."""
@@ -80,11 +93,7 @@ class PartitionWriters:
             close_quietly(producer)
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-def close_quietly(one: _Closable) -> None:
+def close_quietly(one: Any) -> None:
     """Close a producer or a reader that is not needed any more, and ignore Pulsar's errors. It waits for Pulsar."""
     try:
         with our_errors("closing it"):

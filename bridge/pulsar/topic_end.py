@@ -19,6 +19,7 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, Message, MessageId, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.provisioning_plan import COMPACTION
+from bridge.pulsar.sending import close_quietly
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["EVERYTHING", "Ledgers", "end_of", "has_entry", "is_at_end", "ledgers_of", "read_partition", "read_to_end"]
@@ -194,8 +195,7 @@ def read_partition(
     try:
         yield from read_to_end(reader, client.settings, partition, start=start, last=last, compacted=compacted)
     finally:
-        with our_errors(f"closing the reader of {partition}"):
-            reader.close()
+        close_quietly(reader)
 
 
 def _seek(reader: Any, topic: str, start: MessageId, last: CommandPosition) -> None:

@@ -19,7 +19,7 @@ from bridge.health import Health
 from bridge.pulsar.client import PulsarClient
 from bridge.settings import Settings
 
-__all__ = ["Watch", "watching_pulsar"]
+__all__ = ["watching", "watching_pulsar"]
 
 log = structlog.get_logger("health")
 
@@ -28,48 +28,38 @@ _PATIENCE: Final = 3
 _LOOKUP_S: Final = 5.0
 
 
-class Watch:
-    """Calls ``ask`` every ``every_s`` seconds in its own thread. ``failed`` gets its PulsebridgeErrors.
+@contextmanager
+def watching(
+    name: str,
+    every_s: float,
+    ask: Callable[[], object],
+    *,
+    over: Callable[[], bool],
+    failed: Callable[[PulsebridgeError], None] = lambda _error: None,
+    patience_s: float | None = None,
+) -> Iterator[None]:
+    """Call ``ask`` every ``every_s`` seconds in its own thread while the block runs. ``failed`` gets its PulsebridgeErrors.
 
-    Once ``over`` is true, it makes no further calls, so that the process's end does not wait for an answer.
+    Once ``over`` is true, there are no further calls, so that the process's end does not wait for an answer. The end of
+    the block waits for the current call, at most ``patience_s`` seconds.
     """
+    stopping = threading.Event()
 
-    def __init__(
-        self,
-        name: str,
-        every_s: float,
-        ask: Callable[[], object],
-        *,
-        over: Callable[[], bool],
-        answered: Callable[[], None] = lambda: None,
-        failed: Callable[[PulsebridgeError], None] = lambda _error: None,
-    ) -> None:
-        self._every_s = every_s
-        self._ask = ask
-        self._over = over
-        self._answered = answered
-        self._failed = failed
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Stop, after the current call of ``ask``."""
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set() and not self._over():
+    def run() -> None:
+        while not stopping.is_set() and not over():
             try:
-                self._ask()
+                ask()
             except PulsebridgeError as e:
-                self._failed(e)
-            else:
-                self._answered()
-            self._stopping.wait(self._every_s)
+                failed(e)
+            stopping.wait(every_s)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(patience_s)
 
 
 @contextmanager
@@ -81,9 +71,12 @@ def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[
     if settings.metrics.port == 0:
         yield
         return
-    part = health.part("pulsar", answers_within_s=_PATIENCE * settings.metrics.probe_interval)
+    interval_s = settings.metrics.probe_interval
+    part = health.part("pulsar", answers_within_s=_PATIENCE * interval_s)
+    client = PulsarClient(settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S}))
 
-    def answered() -> None:
+    def ask() -> None:
+        client.partitions(topic)
         part.turned(time.monotonic())
         part.ready()
 
@@ -91,18 +84,9 @@ def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[
         log.debug("Pulsar does not answer", why=error.what)
         part.waits(error.what)
 
-    quick = settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S})
-    client = PulsarClient(quick)
-    watch = Watch(
-        "pulsar-watch",
-        settings.metrics.probe_interval,
-        lambda: client.partitions(topic),
-        over=lambda: health.ending,
-        answered=answered,
-        failed=failed,
-    )
     try:
-        with watch:
+        # A stop does not wait for an answer: a closed client ends the look-up.
+        with watching("pulsar-watch", interval_s, ask, over=lambda: health.ending, failed=failed, patience_s=1.0):
             yield
     finally:
         with suppress(PulsebridgeError):  # closed either way

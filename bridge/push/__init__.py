@@ -11,14 +11,14 @@ Concepts, one name each:
 - *cursor*: up to which position a device's commands are settled (``cursor``, ``cursor_log``).
 - *segment*: stored ids of parked commands (``segments``, ``segment_log``).
 - *receipt*: the final state of a command, for its writer (``settlement``, ``receipt_log``).
-- *retention*: up to where Pulsar may trim (``retention``, ``retention_mover``, ``compaction``).
-- *owner*: the one process that pushes a partition's commands (``standby``, ``owner``, ``ownership``).
-- *presence*: signs of life and of absence (``presence``, ``presence_log``, ``probes``).
+- *retention*: up to where Pulsar may trim (``retention``, ``compaction``).
+- *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``owner``).
+- *presence*: signs of life and of absence (``presence``, ``probes``).
 - *resume*: a device asks for all that comes after a position (``resume``, ``resume_answers``, ``request_log``).
 - *group entry*: a command of a group, as an index into the group's log (``groups``).
-- *relocation*: commands that are parked for long move to a topic of their own (``relocation``).
+- *relocation*: commands that are parked for long move to a topic of their own (``retention``).
 
 The core decides and has no socket, thread or clock: ``partition`` routes events over components that each own their state.
-The shell has them: for each partition ``supervisor`` runs one session after another. In a session a ``standby`` waits for
+The shell has them: for each partition ``supervisor`` runs one session after another. In a session a standby waits for
 the ownership over its ``connection``, and becomes an ``owner``, which hands events to the core and begins its actions.
 """

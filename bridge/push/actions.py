@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.command import TrackedCommand, receipt_of
-from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 
 __all__ = [
     "Ack",
@@ -21,14 +21,22 @@ __all__ = [
     "Outbox",
     "Pull",
     "Push",
+    "ResumeAnswer",
+    "ResumeRequest",
     "StoreCursor",
     "StoreReceipt",
     "StoreSegment",
 ]
 
 
+class Action:
+    """What the shell is to do."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Push:
+class Push(Action):
     """Publish the command over MQTT. Answer: ``confirmed(number, …)``, or ``link_down`` for all of them."""
 
     number: int
@@ -39,7 +47,7 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreCursor:
+class StoreCursor(Action):
     """Write the device's cursor, the last of ``records``, after the others. Answer: ``cursor_stored(device)``."""
 
     device: str
@@ -48,7 +56,7 @@ class StoreCursor:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreReceipt:
+class StoreReceipt(Action):
     """Write a receipt row. Answer: ``receipt_stored(position)``."""
 
     position: CommandPosition
@@ -56,7 +64,7 @@ class StoreReceipt:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Action):
     """Write the message at ``position`` to the dead letters. Answer: ``dead_letter_stored(position)``."""
 
     position: CommandPosition
@@ -65,14 +73,14 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Action):
     """Acknowledge the message at ``position`` on the commands subscription. Push does not track it any more."""
 
     position: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSegment:
+class StoreSegment(Action):
     """Write a segment of a device's parked ids; an empty payload removes it. Answer: ``segment_stored(parked)``."""
 
     key: str
@@ -84,7 +92,7 @@ class StoreSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Action):
     """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, epoch, position, …)``."""
 
     device: str
@@ -97,7 +105,7 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Action):
     """Copy parked commands to the topic of relocated commands, in order. Answer: ``Relocation.copied(relocation, copies)``,
     or ``Relocation.copy_failed(relocation)``.
     """
@@ -107,14 +115,37 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(Action):
     """A command that was pulled is settled, or waits in Pulsar again: its message is not needed any more."""
 
     position: CommandPosition
 
 
 @dataclass(frozen=True, slots=True)
-class FindCommands:
+class ResumeRequest:
+    """A request that names a position. ``after`` is the last command that the device has had."""
+
+    device: str
+    text: str
+    after: CommandPosition
+    at_us: int
+    """When the device sent it, in µs since the epoch."""
+    token: Any
+    """By which the shell acknowledges it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAnswer:
+    """What became of a request. ``first`` is where the commands begin that are left, where some are not."""
+
+    commands: int
+    trimmed: bool = False
+    first: CommandPosition | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FindCommands(Action):
     """Find the commands of a device in Pulsar: after one position, up to another. Answer: ``Resume.found``."""
 
     device: str
@@ -124,7 +155,7 @@ class FindCommands:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRequest:
+class AnswerRequest(Action):
     """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``."""
 
     request: ResumeRequest
@@ -132,26 +163,10 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DropRequest:
+class DropRequest(Action):
     """A later request of the device replaces it: acknowledge it."""
 
     request: ResumeRequest
-
-
-Action = (
-    Push
-    | StoreCursor
-    | StoreReceipt
-    | DeadLetter
-    | Ack
-    | StoreSegment
-    | Pull
-    | Copy
-    | Forget
-    | FindCommands
-    | AnswerRequest
-    | DropRequest
-)
 
 
 class Outbox:
@@ -175,33 +190,26 @@ class Outbox:
         """Add an action that no write answers."""
         self._actions.append(action)
 
+    def write(self, action: Action) -> None:
+        """Add an action that a write answers."""
+        self.writes += 1
+        self._actions.append(action)
+
     def stored(self) -> None:
         """Pulsar has answered a write."""
         self.writes -= 1
 
-    def store_cursor(self, device: str, records: tuple[tuple[str, bytes], ...]) -> None:
-        """Write a device's cursor."""
-        self._write(StoreCursor(device, records))
-
     def store_receipt(self, tracked: TrackedCommand, state: str, reason: str) -> None:
         """Write the receipt of a command, which needs its payload no more."""
-        self._write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
+        self.write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
         tracked.drop_payloads()
-
-    def store_dead_letter(self, position: CommandPosition, device: str, reason: str) -> None:
-        """Write a message to the dead letters."""
-        self._write(DeadLetter(position, device, reason))
 
     def store_segment(
         self, key: str, payload: bytes, parked: tuple[CommandPosition, ...] = (), *, relocation: int = 0
     ) -> None:
         """Write a segment."""
-        self._write(StoreSegment(key, payload, parked, relocation))
+        self.write(StoreSegment(key, payload, parked, relocation))
 
     def remove_segment(self, key: str) -> None:
         """Remove a segment."""
-        self._write(StoreSegment(key, b""))
-
-    def _write(self, action: Action) -> None:
-        self.writes += 1
-        self._actions.append(action)
+        self.write(StoreSegment(key, b""))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
+from typing import Final, NamedTuple, TypeVar
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import Ack, Outbox
-from bridge.push.command import TrackedCommand
+from bridge.push.command import Answer, TrackedCommand
 from bridge.push.limits import Limits
 from bridge.push.states import CommandEvent, CommandState
 
-__all__ = ["CommandRegistry"]
+__all__ = ["CommandRegistry", "LateAnswers"]
 
 
 class CommandRegistry:
@@ -25,8 +27,10 @@ class CommandRegistry:
         self._limits = limits
         self._outbox = outbox
         self._unacknowledged: dict[CommandPosition, TrackedCommand] = {}
-        self._bytes = 0
-        self._pulled: dict[CommandPosition, TrackedCommand] = {}
+        self.pending_bytes = 0
+        """The payloads of messages that were received from Pulsar and not acknowledged."""
+        self.pulled: dict[CommandPosition, TrackedCommand] = {}
+        """Parked commands that were read and are not settled."""
         self._deadlines: list[tuple[int, CommandPosition, int]] = []  # of answers; the attempt they are for
         self.awaited = 0
         """Commands that the broker has confirmed and the device has not answered in its time so far."""
@@ -39,15 +43,10 @@ class CommandRegistry:
         return len(self._unacknowledged)
 
     @property
-    def pending_bytes(self) -> int:
-        """The payloads of these, in bytes."""
-        return self._bytes
-
-    @property
     def full(self) -> bool:
         """Whether push receives nothing more from Pulsar, for any device."""
         limits = self._limits
-        return len(self._unacknowledged) >= limits.pending or self._bytes >= limits.pending_bytes
+        return len(self._unacknowledged) >= limits.pending or self.pending_bytes >= limits.pending_bytes
 
     @property
     def last(self) -> CommandPosition:
@@ -81,37 +80,20 @@ class CommandRegistry:
         """Track a message until it is acknowledged. ``size`` is that of its payload if the command lacks it."""
         tracked.size = len(tracked.command.payload) if size is None else size
         self._unacknowledged[tracked.position] = tracked
-        self._bytes += tracked.size
+        self.pending_bytes += tracked.size
         return tracked
 
     def acknowledge(self, position: CommandPosition) -> TrackedCommand:
         """Acknowledge a message, which is not tracked any more."""
         tracked = self._unacknowledged.pop(position)
-        self._bytes -= tracked.size
+        self.pending_bytes -= tracked.size
         tracked.size = 0
         self._outbox.add(Ack(position))
         return tracked
 
-    def add_pulled(self, tracked: TrackedCommand) -> None:
-        """Track a parked command that was read by position."""
-        self._pulled[tracked.position] = tracked
-
-    def remove_pulled(self, position: CommandPosition) -> None:
-        """Stop tracking a parked command: it is settled, or waits in Pulsar again."""
-        del self._pulled[position]
-
-    def pulled(self, position: CommandPosition) -> TrackedCommand | None:
-        """Return the parked command that was read, None without one."""
-        return self._pulled.get(position)
-
-    @property
-    def pulled_count(self) -> int:
-        """Parked commands that were read and are not settled."""
-        return len(self._pulled)
-
     def at(self, position: CommandPosition) -> TrackedCommand | None:
         """Return the command that may be in flight at ``position``."""
-        return self._pulled.get(position) or self._unacknowledged.get(position)
+        return self.pulled.get(position) or self._unacknowledged.get(position)
 
     def written_at(self, position: CommandPosition) -> TrackedCommand | None:
         """Return the command that a receipt or dead letter was written for: of two, the first to come wrote first. None
@@ -120,7 +102,7 @@ class CommandRegistry:
         tracked = self._unacknowledged.get(position)
         if tracked is not None and tracked.state is not CommandState.PARKED:
             return tracked
-        return self._pulled.get(position)
+        return self.pulled.get(position)
 
     def await_answer(self, tracked: TrackedCommand, due_us: int) -> None:
         """The broker confirmed a command, its device is to answer until ``due_us``."""
@@ -148,3 +130,78 @@ class CommandRegistry:
                 self.stop_awaiting(tracked)
                 return tracked
         return None
+
+
+_ATTEMPTS: Final = 20_000
+_ANSWERS: Final = 1000
+
+V = TypeVar("V")
+
+
+class _Attempt(NamedTuple):
+    device: str
+    attempts: int
+    pushed_at_us: int
+    confirmed_at_us: int
+
+
+class LateAnswers:
+    """The commands that were sent without an answer, and the answers that came late.
+
+    An answer names a position. The owner remembers whose command that is for the last commands that it sent without an
+    answer, and the last answers to them. Both lists are bounded; a forgotten command is sent again, marked as a
+    repetition.
+    """
+
+    def __init__(self, *, answers: bool) -> None:
+        """``answers``: whether the answers of devices confirm."""
+        self._enabled = answers
+        self._attempts: OrderedDict[CommandPosition, _Attempt] = OrderedDict()
+        self._answers: OrderedDict[CommandPosition, Answer] = OrderedDict()
+
+    def attempted(self, tracked: TrackedCommand) -> None:
+        """A command, which may have been sent, waits in Pulsar again."""
+        if not self._enabled or not tracked.attempts:
+            return
+        one = _Attempt(tracked.command.device, tracked.attempts, tracked.pushed_at_us, tracked.confirmed_at_us)
+        _put(self._attempts, tracked.position, one, _ATTEMPTS)
+        if tracked.state is CommandState.CONFIRMED:  # the cursor has not passed it
+            self.give(tracked.position, tracked.answer or Answer(b"", 0, 0))
+
+    def device_of(self, position: CommandPosition) -> str | None:
+        """Return whose command it is, None when it was not sent, or is forgotten."""
+        found = self._attempts.get(position)
+        return None if found is None else found.device
+
+    def give(self, position: CommandPosition, answer: Answer) -> None:
+        """The device has answered a command that waits in Pulsar."""
+        _put(self._answers, position, answer, _ANSWERS)
+
+    def settle(self, tracked: TrackedCommand) -> bool:
+        """Give a pulled command the answer that came before it. Returns whether there was one."""
+        answer = self._answers.pop(tracked.position, None)
+        if answer is None:
+            return False
+        attempt = self._attempts.pop(tracked.position, None)
+        if attempt is not None:
+            tracked.attempts = max(tracked.attempts, attempt.attempts)
+            tracked.pushed_at_us, tracked.confirmed_at_us = attempt.pushed_at_us, attempt.confirmed_at_us
+        tracked.answer = answer
+        return True
+
+    def forget_device(self, name: str) -> None:
+        """The device wants its commands again, answered or not."""
+        for position in [position for position, one in self._attempts.items() if one.device == name]:
+            self.forget(position)
+
+    def forget(self, position: CommandPosition) -> None:
+        """The command is settled."""
+        self._attempts.pop(position, None)
+        self._answers.pop(position, None)
+
+
+def _put(into: OrderedDict[CommandPosition, V], position: CommandPosition, value: V, most: int) -> None:
+    into[position] = value
+    into.move_to_end(position)
+    if len(into) > most:
+        into.popitem(last=False)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -28,15 +28,14 @@ import structlog
 from bridge.contract import (
     CURSORS_TOPIC,
     GROUP_ROSTER_TOPIC,
+    INSTANCES_TOPIC,
     PRESENCE_TOPIC,
     base_topic,
-    partition_name,
 )
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
 from bridge.pulsar.client import (
     EARLIEST,
-    Message,
     MessageId,
     PulsarClient,
     key_of,
@@ -47,12 +46,14 @@ from bridge.pulsar.client import (
 from bridge.pulsar.provisioning_plan import (
     COMPACTION_THRESHOLD_BYTES,
     CURSOR_RETENTION,
+    INSTANCES_RETENTION,
     PRESENCE_RETENTION,
     group_needs,
-    instances_need,
 )
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
-from bridge.pulsar.watch import Watch
+from bridge.pulsar.watch import watching
+from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
 __all__ = [
@@ -174,11 +175,6 @@ def follow_compaction(
             consumer.close()
 
 
-def _after(first: LogRecord, rest: Iterator[LogRecord]) -> Iterator[LogRecord]:
-    yield first
-    yield from rest
-
-
 class _Reading:
     """One partition, as read by its subscription and by its compacted view."""
 
@@ -194,7 +190,7 @@ class _Reading:
             message = received(consumer.receive, _RECEIVE_MS, f"reading {self._partition}")
             if message is None:
                 return
-            yield LogRecord(_position(message), message.message_id())
+            yield LogRecord(position_of(message.message_id()), message.message_id())
 
     def view(self, start: MessageId) -> Generator[ViewRecord]:
         """Yield what the compacted view has, from ``start`` to its present end."""
@@ -209,13 +205,12 @@ class _Reading:
                 key = key_of(message)
                 if key != "" or message.data():
                     self._seen += len(message.data())
-                    yield ViewRecord(_position(message), message.publish_timestamp(), key is None)
+                    yield ViewRecord(position_of(message.message_id()), message.publish_timestamp(), key is None)
         finally:
-            with our_errors(f"closing the reader of {self._partition}"):
-                reader.close()
+            close_quietly(reader)
 
     def follow_oldest(self, consumer: Any, subscription: str, first: LogRecord | None) -> Move:
-        """Move the subscription to the oldest message that is the last of its key; ``first`` is what the subscription shows first."""
+        """Move the subscription to the oldest message that is the last of its key; ``first`` is what it shows first."""
         with closing(self.view(EARLIEST)) as view:
             oldest = next((kept for kept in view if not kept.foreign), None)
         if first is None or oldest is None:  # nothing came in time: where the subscription is, is unknown
@@ -229,7 +224,7 @@ class _Reading:
             self._log_move(subscription, oldest.position)
             return Move(True, oldest)
         if oldest.aged(time.time()):
-            retained = _after(first, islice(self.retained(consumer), _A_LOOK))
+            retained = chain([first], islice(self.retained(consumer), _A_LOOK))
             with closing(self._compacted_away(first, retained)) as gone:
                 if next(gone, None) is None:
                     self._warn_if_not_compacted()
@@ -237,7 +232,7 @@ class _Reading:
 
     def follow_view(self, consumer: Any, subscription: str, first: LogRecord) -> Move:
         """Move the subscription to the last message that was compacted away."""
-        last = deque(self._compacted_away(first, _after(first, self.retained(consumer))), maxlen=1)
+        last = deque(self._compacted_away(first, chain([first], self.retained(consumer))), maxlen=1)
         found = last[0] if last else None
         if found is None or not is_before(first.position, found.position):
             self._warn_if_not_compacted()
@@ -269,11 +264,6 @@ class _Reading:
             )
 
 
-def _position(message: Message) -> LogPosition:
-    where = message.message_id()
-    return where.ledger_id(), where.entry_id(), where.batch_index()
-
-
 class _Asked(NamedTuple):
     at: float
     oldest: LogPosition
@@ -287,22 +277,26 @@ class RewriteSchedule:
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}
 
-    def due(self, partition: str, followed: Move, now: float) -> bool:
-        """Return whether to ask the owner of a partition at ``now``, in seconds since the epoch."""
+    def ask(self, partition: str, followed: Move, now: float, owner: Callable[[], bool]) -> bool:
+        """Ask the owner of a partition to write its records again if that is due at ``now``, in seconds since the epoch.
+        ``owner`` returns whether it will. Returns whether it will now.
+        """
         oldest, asked = followed.oldest, self._asked.get(partition)
         if oldest is None or not (followed.passed or oldest.aged(now)):
             return False
-        if asked is None:
-            return True
-        in_vain = asked.oldest == oldest.position and asked.times >= _ASKED_AT_MOST
-        return not in_vain and abs(now - asked.at) >= _ASKED_EVERY_S
-
-    def asked(self, partition: str, oldest: LogPosition, now: float) -> int:
-        """Note that its owner was asked, and will do it. Returns how often it was asked in a row for this ``oldest``."""
-        before = self._asked.get(partition)
-        times = 1 + (before.times if before is not None and before.oldest == oldest else 0)
-        self._asked[partition] = _Asked(now, oldest, times)
-        return times
+        times = asked.times if asked is not None and asked.oldest == oldest.position else 0
+        soon = asked is not None and abs(now - asked.at) < _ASKED_EVERY_S
+        if soon or times >= _ASKED_AT_MOST or not owner():
+            return False
+        self._asked[partition] = _Asked(now, oldest.position, times + 1)
+        if times + 1 == _ASKED_AT_MOST:
+            log.info(
+                "the oldest record of a compacted partition was not rewritten with the others. Action: if the partition "
+                "is compacted, see which other program may produce there",
+                partition=partition,
+                position=":".join(map(str, oldest.position)),
+            )
+        return True
 
 
 @contextmanager
@@ -319,41 +313,34 @@ def watching_compaction(
     """
     ages = RewriteSchedule()
     pulsar = settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S})
-    cursors = pulsar.system_topic(CURSORS_TOPIC)
-    presence = pulsar.system_topic(PRESENCE_TOPIC)
-    roster = pulsar.system_topic(GROUP_ROSTER_TOPIC)
-    instances, groups = instances_need(pulsar), [need for need in group_needs(pulsar) if need.compacted]
+    roster, own = pulsar.system_topic(GROUP_ROSTER_TOPIC), list(partitions)
+    # Topic, subscription, partitions, whether their view is trusted, and who rewrites a partition. An instance renews its
+    # record every few seconds.
+    followed: list[tuple[str, str, list[int], bool, Callable[[int], bool] | None]] = [
+        (pulsar.system_topic(CURSORS_TOPIC), CURSOR_RETENTION, own, False, aged),
+        (pulsar.system_topic(PRESENCE_TOPIC), PRESENCE_RETENTION, own, True, None),
+        (pulsar.system_topic(INSTANCES_TOPIC), INSTANCES_RETENTION, [0], True, None),
+    ]
+    for need in group_needs(pulsar):
+        if need.compacted:
+            owner = (lambda _number: roster_aged()) if need.topic == roster else None
+            followed.append((need.topic, need.subscriptions[0], [0], False, owner))
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
-            moved = partial(follow_compaction, client, over=lambda: health.ending)
+            for topic, subscription, numbers, trusting, owner in followed:
+                names: list[str] = []
+                with _apart(topic):
+                    names = client.partitioned(topic)
+                for number in (number for number in numbers if number < len(names)):
+                    with _apart(topic):
+                        moved = follow_compaction(
+                            client, names[number], subscription, trusting=trusting, over=lambda: health.ending
+                        )
+                        if owner is not None:
+                            ages.ask(names[number], moved, time.time(), partial(owner, number))
 
-            def ask(partition: str, followed: Move, owner: Callable[[], bool]) -> None:
-                now, oldest = time.time(), followed.oldest
-                if oldest is not None and ages.due(partition, followed, now) and owner():
-                    _report_last_request(partition, oldest.position, ages.asked(partition, oldest.position, now))
-
-            for number in partitions:
-                with _apart(cursors):
-                    name = partition_name(cursors, number)
-                    ask(name, moved(name, CURSOR_RETENTION), partial(aged, number))
-            for need in (instances, *groups):
-                with _apart(need.topic):
-                    if client.partitioned(need.topic):
-                        name = partition_name(need.topic, 0)
-                        # An instance renews its record every few seconds.
-                        followed = moved(name, need.subscriptions[0], trusting=need is instances)
-                        if need.topic == roster:
-                            ask(name, followed, roster_aged)
-            noted: list[str] = []
-            with _apart(presence):
-                noted = client.partitioned(presence)
-            for number in partitions:
-                if number < len(noted):
-                    with _apart(presence):
-                        moved(noted[number], PRESENCE_RETENTION, trusting=True)
-
-    with Watch("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
+    with watching("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
         yield
 
 
@@ -364,14 +351,3 @@ def _apart(topic: str) -> Iterator[None]:
         yield
     except PulsebridgeError as e:
         log.debug("a subscription could not be moved", topic=topic, why=str(e))
-
-
-def _report_last_request(partition: str, oldest: LogPosition, times: int) -> None:
-    """Report a record for which an owner was asked for the last time: another program may write it."""
-    if times == _ASKED_AT_MOST:
-        log.info(
-            "the oldest record of a compacted partition was not rewritten with the others. Action: if the partition is "
-            "compacted, see which other program may produce there",
-            partition=partition,
-            position=":".join(map(str, oldest)),
-        )

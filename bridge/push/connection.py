@@ -2,28 +2,125 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from bridge.errors import DeniedError, TerminalError, TransientError
+from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, LinkHandler, Message
-from bridge.push.cursor_log import Failed, Stored
+from bridge.pulsar.client import MessageId
+from bridge.push.cursor import OWNER_KEY, OwnerRecord
+from bridge.push.cursor_log import CursorLog, Failed, Stored
 from bridge.push.inbound import Inbound
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.ownership import Ownership, Proof
 from bridge.push.partition_log import PartitionLog
 from bridge.push.receipt_log import ReceiptsWritten
 from bridge.push.resume_answers import ANSWERS_AT_ONCE
 from bridge.settings import Settings
 
-__all__ = ["Connection", "Receiver"]
+if TYPE_CHECKING:
+    from bridge.push.owner import Owner
+
+__all__ = ["Connection", "Ownership", "Proof"]
+
+_EVERY_S: Final = 5.0
+"""After a lost connection the owner reads no more than this time of records in vain."""
+
+
+@dataclass(eq=False, slots=True)
+class Proof:
+    """Token of an owner record; ``epoch`` is the MQTT connection that it is for, 0 for none."""
+
+    record: OwnerRecord
+    epoch: int
+    stored: bool = False
+
+
+class Ownership:
+    """The owner records of one session, and what they prove.
+
+    Pulsar's client does not report that a producer was replaced: the producer waits, and is granted access again when
+    the successor leaves, stale writes included. So at each MQTT connection the owner writes a record of its own, and
+    reads the cursors partition from the last record that was certainly its own up to the new one.
+
+    A successor connects to the MQTT broker before it writes, which ends our connection. But a connection that looks
+    open may have ended long ago. So the owner pings the broker: whatever the broker answers on this connection it
+    answers before any successor has come, and what Pulsar had stored at the time of the ping is certainly our own.
+    """
+
+    def __init__(self, cursors: CursorLog) -> None:
+        self._cursors = cursors
+        self.name = uuid.uuid4().hex
+        """A name that no other session has."""
+        self._token = f"{socket.gethostname()}/{os.getpid()}/{self.name}"
+        self._serial = 0
+        self._idle = True
+        self.first = OwnerRecord(self._token, 1)
+        """The first record of this session."""
+        self.own: MessageId | None = None
+        """The last record that no successor's record can precede."""
+        self._asked: tuple[int, MessageId] | None = None  # a ping without answer, and what was stored before it
+        self._asked_for: MessageId | None = None  # the last record for which the broker was pinged on this connection
+        self._next_ping = 0.0
+        self._connected = False
+        self.proven_epoch = 0
+        """The connection for which Pulsar has confirmed the ownership."""
+        self.lost = False
+        """The connection was lost: no further connect before Pulsar confirms the ownership."""
+
+    def write(self, epoch: int, *, clean: bool = False) -> Proof:
+        """Write an owner record; its ``Proof`` is the token of the ``Stored`` that follows."""
+        self._serial += 1
+        proof = Proof(OwnerRecord(self._token, self._serial, clean, self._idle), epoch)
+        self._cursors.write_record(OWNER_KEY, proof.record.encode(), proof)
+        return proof
+
+    def begin(self, epoch: int) -> None:
+        """Have commands sent on the connection ``epoch`` once the record that this writes is stored."""
+        self._idle = False
+        self.proven_epoch = 0
+        self.write(epoch)
+
+    def connected(self, epoch: int) -> None:
+        """An MQTT connection was accepted: prove the ownership on it."""
+        self._connected = True
+        self.write(epoch)
+
+    def disconnected(self) -> None:
+        """The MQTT connection ended, without further answers, or an attempt failed."""
+        self.lost = self.lost or self._connected
+        self._connected = False
+        self._asked = self._asked_for = None
+
+    def accept(self, proof: Proof) -> None:
+        """Pulsar has stored an owner record. Raises FencedError if another process has owned the partition since."""
+        if self.own is not None and self._cursors.replaced_since(self.own, proof.record):
+            raise FencedError("another process owned it in between")
+        proof.stored = True
+        if proof.epoch and proof.record.idle is self._idle:
+            self.proven_epoch = proof.epoch
+
+    def ping(self, link: Link, now: float) -> None:
+        """Ask the broker, now and then, whether the connection is alive, to prove the last stored record."""
+        if self._asked is not None and link.keepalive.answered >= self._asked[0]:
+            self.own, self._asked = self._asked[1], None
+        stored = self._cursors.last_stored
+        if stored is None or stored is self._asked_for or self._asked is not None or now < self._next_ping:
+            return
+        self._asked = link.ping(), stored
+        self._asked_for = stored
+        self._next_ping = now + _EVERY_S
+
 
 log = structlog.get_logger("push")
 
@@ -31,30 +128,6 @@ _TAKEOVERS_A_MINUTE: Final = 3
 _PROOF_S: Final = 5.0
 _GATHER_S: Final = 0.005
 """The answers of Pulsar are handled together: unlike commands, cursors and receipts are not urgent."""
-
-
-class Receiver:
-    """What happens on a connection, for its user; all on the partition's thread. This one ignores it: a standby."""
-
-    owns = False
-    """Whether the user is the owner of the partition."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether the user has work for each turn."""
-        return False
-
-    def link_up(self) -> None:
-        """The connection is up, subscribed, and proven to be the owner's. Called again when ``Inbound`` changes."""
-
-    def link_down(self, event: Disconnected) -> None:
-        """The connection ended, or an attempt to connect failed."""
-
-    def receive(self, event: object) -> None:
-        """An event that was posted. Raising ends the session."""
-
-    def turn(self, now: float) -> None:
-        """A turn ends; ``now`` is the monotonic clock in seconds."""
 
 
 class Connection(LinkHandler):
@@ -69,7 +142,8 @@ class Connection(LinkHandler):
         self._stopping = stopping
         self._inbox: deque[object] = deque()
         self._news = threading.Event()  # something was posted
-        self._receiver = Receiver()
+        self.owner: Owner | None = None
+        """Gets what happens, once the partition is ours; a standby has none."""
         self._takeovers: deque[float] = deque(maxlen=_TAKEOVERS_A_MINUTE)
         self._warned = False  # of the present interruption
         self.log = PartitionLog(settings.pulsar, partition, self.post)
@@ -100,10 +174,6 @@ class Connection(LinkHandler):
 
     # --- turns ---
 
-    def serve(self, receiver: Receiver) -> None:
-        """Hand everything to ``receiver`` from now on."""
-        self._receiver = receiver
-
     @property
     def connected(self) -> bool:
         """Whether the link is up and its ownership is not in doubt."""
@@ -131,7 +201,8 @@ class Connection(LinkHandler):
         return True
 
     def _rest(self, most_s: float) -> float:
-        return min(most_s, _GATHER_S) if self._receiver.busy or self.log.writing else most_s
+        busy = self.log.writing or (self.owner is not None and self.owner.busy)
+        return min(most_s, _GATHER_S) if busy else most_s
 
     def _prove(self) -> None:
         """Have Pulsar confirm the ownership, without touching MQTT.
@@ -152,8 +223,9 @@ class Connection(LinkHandler):
 
     def _up_if_ready(self) -> None:
         proven = self.link.connected and self.ownership.proven_epoch == self.link.epoch
-        if proven and self.inbound.ready:
-            self._receiver.link_up()
+        if proven and self.inbound.ready and self.owner is not None:
+            self.owner.link_up()
+            self._part.ready()
 
     def close(self) -> None:
         """Close the link and everything of Pulsar."""
@@ -189,11 +261,12 @@ class Connection(LinkHandler):
         """
         self.ownership.disconnected()
         self.link.abandon()  # the core decides what is sent again, and marks it
-        self._receiver.link_down(event)
+        if self.owner is not None:
+            self.owner.link_down(event)
         self._part.waits(f"MQTT is away: {event.why}")
         if event.reason == DISCONNECT_TAKEN_OVER:
             self._count_takeover(time.monotonic())
-        if event.remedy is not None and not self._receiver.owns:
+        if event.remedy is not None and self.owner is None:
             raise DeniedError(event.why, remedy=event.remedy)
         if not self._warned:
             self._warned = True
@@ -220,7 +293,8 @@ class Connection(LinkHandler):
         while self._inbox:
             self._handle(self._inbox.popleft())
         self.inbound.acknowledge()
-        self._receiver.turn(now)
+        if self.owner is not None:
+            self.owner.turn(now)
 
     def _handle(self, event: object) -> None:
         if isinstance(event, Failed):
@@ -231,4 +305,5 @@ class Connection(LinkHandler):
                 self.ownership.accept(event.token)
                 self._up_if_ready()
                 return
-        self._receiver.receive(event)
+        if self.owner is not None:
+            self.owner.receive(event)

@@ -2,22 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from bridge.contract.commands import CommandPosition
+from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
-from bridge.push.cursor import Cursor, OwnerRecord
-from bridge.push.cursor_records import CursorRecords, owner_record
+from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
+from bridge.push.partition import Partition
+from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.push.position_tags import new_secret
-from bridge.push.stored_message import leave_out_foreign, record_key
+from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
 
-__all__ = ["CursorLog", "Cursors", "Failed", "Stored", "Writes"]
+__all__ = [
+    "CursorLog",
+    "CursorRecords",
+    "CursorRewriter",
+    "CursorsAged",
+    "CursorsForgotten",
+    "Failed",
+    "Stored",
+    "Writes",
+    "owner_record",
+]
 
-_READ_PATIENCE_MS: Final = 10_000
+_OURS: Final = "\0"
+"""Keys that begin with it are push's own, and of no device."""
+_LATE: Final = -1
+
+
+def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
+    """Return the record of an owner, None for any other. Raises ContractError for one that cannot be read."""
+    return OwnerRecord.decode(payload) if key == OWNER_KEY else None
+
+
+class _Terms:
+    """The order of the owners of a partition, by the names of their producers."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, int] = {}  # in which they began to write
+        self._begun: str | None = None  # the writer of the last term that began; None before the first
+
+    def begin(self, writer: str) -> None:
+        """The term of a writer begins."""
+        self._begun = writer
+
+    def of(self, writer: str) -> int:
+        """Return where a record belongs. The last term that began shows it better than the first record of a writer: what
+        another writer has behind it is late, whatever was compacted away.
+        """
+        term = self._order.setdefault(writer, len(self._order))
+        return term if self._begun in (None, writer) else _LATE
+
+
+class CursorRecords:
+    """What a cursors partition contains: cursors by device, segments of parked ids, and the last record of an owner.
+
+    ``whole`` adds the ids that are stored apart to their cursors, and finds those without a cursor.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """``capacity`` is how many settled ids each cursor remembers."""
+        self._capacity = capacity
+        self.by_device: dict[str, Cursor] = {}
+        self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
+        """Segments of parked ids, by device and key."""
+        self.stale: set[str] = set()
+        """Devices whose last record is outdated: the cursor is to be written again."""
+        self.uncertain: set[str] = set()
+        """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
+        compacted away, and its commands since may have been sent."""
+        self.unread_ids: list[tuple[str, str]] = []
+        """Key and reason of those that ``whole`` left out."""
+        self.owner: OwnerRecord | None = None
+        self.served: OwnerRecord | None = None
+        """The last record of an owner that may have sent commands."""
+        self.secret = b""
+        """The partition's secret, from the last term that began; empty before the first."""
+        self.clean = False
+        """Whether the former owner left cleanly, or there was none, and every record was read."""
+        self.until = EARLIEST
+        """The reader's own record, up to which the partition was read."""
+        self.left_us = 0
+        """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
+        self._terms = _Terms()
+        self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
+        self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
+
+    def take(self, key: str, payload: bytes, writer: str = "") -> bool:
+        """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
+        one under a key that push does not use. Raises ContractError for one that cannot be read, or not by this release:
+        the takeover goes on without it. What its device had is unknown then, so its commands are sent again, marked as
+        repetitions.
+        """
+        term = self._terms.of(writer)
+        if key == TERM_KEY:
+            self.secret = read_term(payload)
+            self._terms.begin(writer)
+        elif key == OWNER_KEY:
+            self.owner = OwnerRecord.decode(payload)
+            self.served = self.served if self.owner.idle else self.owner
+        elif ids_of := ids_device(key):
+            self._take_ids(ids_of, payload, term)
+        elif (parked_for := segment_device(key)) is not None:
+            if payload:
+                self.parked[parked_for][key] = payload
+            else:
+                self.parked[parked_for].pop(key, None)
+        elif key.startswith(_OURS):
+            return False
+        elif not payload:
+            self.by_device.pop(key, None)  # a tombstone
+            self._ids.pop(key, None)
+        else:
+            try:
+                self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+            except ContractError:
+                if name_problem(key, MAX_NAME_BYTES) is None:
+                    self.by_device.setdefault(key, Cursor(self._capacity))
+                    self.uncertain.add(key)
+                raise
+        return True
+
+    def whole(self) -> dict[str, Cursor]:
+        """Return the cursors with all their ids, once all records were read. Ids that cannot be read are left out."""
+        for device in [device for device in self._ids if device in self.by_device]:
+            for _, payload in sorted(self._ids.pop(device).items(), reverse=True):
+                try:
+                    self.by_device[device].with_ids(payload)  # before those that are known: the older ones come last
+                except ContractError as e:
+                    self.unread_ids.append((ids_key(device), str(e)))
+        self.stale.intersection_update(self.by_device)
+        self.uncertain.intersection_update(self.by_device)
+        return self.by_device
+
+    @property
+    def orphans(self) -> list[str]:
+        """Devices of which nothing but ids is left by ``whole``: no owner would ever write these records again, or read
+        them.
+        """
+        return list(self._ids)
+
+    def _take_ids(self, device: str, payload: bytes, term: int) -> None:
+        """One owner's ids include those of the owners before; a late write of a former owner may have some more."""
+        if not payload:
+            self._ids.pop(device, None)
+            return
+        known = self._ids.setdefault(device, {})
+        if not self._capacity:
+            return
+        if known and term < max(known):
+            self.stale.add(device)
+        else:
+            known.clear()
+        known[term] = payload
+
+    def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
+        """Add a cursor. A write of a replaced owner may be stored when its successor leaves: it has the lower position, or
+        does not know of commands that the successor sends again (H26).
+        """
+        earlier = self.by_device.get(device)
+        if term != _LATE:
+            self.uncertain.discard(device)
+        elif earlier is None:  # else nothing between is hidden: of what is compacted one record is left
+            self.uncertain.add(device)
+        goes_back = earlier is not None and earlier.resend_from is not None and term < self._back_in[device]
+        if earlier is not None and (earlier.position > cursor.position or goes_back):
+            cursor, earlier = earlier, cursor
+            self.stale.add(device)
+        elif cursor.resend_from is not None:
+            self._back_in[device] = term
+        if earlier is not None and device in self.stale:
+            cursor.merge(earlier)
+        self.by_device[device] = cursor
+
+
 _SHOWN: Final = 80
 
 
@@ -33,29 +199,6 @@ class Failed:
     """Event: Pulsar refused a write, or a thread that reads ended. The session ends."""
 
     error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Cursors:
-    """What a cursors partition contains."""
-
-    by_device: dict[str, Cursor]
-    parked: dict[str, dict[str, bytes]]
-    """Segments of parked ids, by device and key."""
-    stale: set[str]
-    """Devices whose cursor is to be written again, because an outdated record is the last one."""
-    uncertain: set[str]
-    """Devices whose cursor may be outdated, without a better record."""
-    orphans: list[str]
-    """Devices of which only ids are left."""
-    clean: bool
-    """Whether the former owner left cleanly, or there was none."""
-    until: MessageId
-    """Our own record, up to which the partition was read."""
-    secret: bytes
-    """The partition's secret: that of the former owners, a new one if there was none."""
-    left_us: int
-    """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
 
 
 class Writes:
@@ -112,70 +255,50 @@ class CursorLog:
         """So many writes, receipts apart, Pulsar has not answered."""
         return self._writes.unanswered
 
-    def read(self, own: OwnerRecord, capacity: int) -> Cursors:
-        """Read the partition up to ``own``, which this owner has written before.
+    def read(self, own: OwnerRecord, capacity: int) -> CursorRecords:
+        """Read the partition up to ``own``, which this owner has written before. Without a secret it gets a new one.
 
         A record that cannot be read is reported and left out. Raises TransientError when Pulsar stops answering.
         """
         found = CursorRecords(capacity)
-        until = EARLIEST
         left_ms = unread = 0
-        for key, payload, where, at_ms, writer in self._records(EARLIEST, compacted=True):
-            try:
-                record = owner_record(key, payload)
-                if record is not None and (record.token, record.serial) == (own.token, own.serial):
-                    until = where
-                    break
-                if not found.take(key, payload, writer):
-                    leave_out_foreign(self.topic, where, f"its key is {key[:_SHOWN]!r}", key)
-            except ContractError as e:
-                unread += 1
-                leave_out_foreign(self.topic, where, str(e), key)
-            left_ms = max(left_ms, at_ms)
-        cursors, former = found.whole(), found.owner
+        with closing(read_records(self._client, self.topic, EARLIEST, compacted=True)) as records:
+            for key, message in records:
+                payload, where = message.data(), message.message_id()
+                try:
+                    record = owner_record(key, payload)
+                    if record is not None and (record.token, record.serial) == (own.token, own.serial):
+                        found.until = where
+                        break
+                    if not found.take(key, payload, message.producer_name()):
+                        leave_out_foreign(self.topic, where, f"its key is {key[:_SHOWN]!r}", key)
+                except ContractError as e:
+                    unread += 1
+                    leave_out_foreign(self.topic, where, str(e), key)
+                left_ms = max(left_ms, message.publish_timestamp())
+        cursors, former = found.whole(), found.served
+        fresh = found.owner is None and not cursors  # an idle owner may hide the record of one that sent commands
         for key, why in found.unread_ids:
             leave_out(self.topic, why, key=key)
-        return Cursors(
-            cursors,
-            found.parked,
-            found.stale,
-            found.uncertain,
-            found.orphans,
-            clean=(former.clean if former is not None else not cursors) and not unread,
-            until=until,
-            secret=found.secret or new_secret(),
-            left_us=left_ms * 1000,
-        )
+        found.clean = (fresh if former is None else former.clean) and not unread
+        found.secret = found.secret or new_secret()
+        found.left_us = left_ms * 1000
+        return found
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``."""
-        for key, payload, where, _, _ in self._records(start, compacted=False):
-            try:
-                record = owner_record(key, payload)
-            except ContractError as e:
-                leave_out_foreign(self.topic, where, str(e), key)
-                return True  # any writer of it shows that our producer was not the only one
-            if record is not None:
-                if record.token != own.token:
+        with closing(read_records(self._client, self.topic, start)) as records:
+            for key, message in records:
+                try:
+                    record = owner_record(key, message.data())
+                except ContractError as e:
+                    leave_out_foreign(self.topic, message.message_id(), str(e), key)
+                    return True  # any writer of it shows that our producer was not the only one
+                if record is not None and record.token != own.token:
                     return True
-                if record.serial == own.serial:
+                if record is not None and record.serial == own.serial:
                     break
         return False
-
-    def _records(self, start: MessageId, *, compacted: bool) -> Iterator[tuple[str, bytes, MessageId, int, str]]:
-        """Yield key, payload, id, publish time (ms since the epoch) and producer of each record."""
-        reader: Any = self._client.reader(self.topic, start, compacted=compacted)
-        try:
-            while True:
-                with our_errors(f"reading {self.topic}"):
-                    message = reader.read_next(_READ_PATIENCE_MS)
-                stamp = message.publish_timestamp()
-                key = record_key(message, self.topic)
-                if key is not None:
-                    yield key, message.data(), message.message_id(), stamp, message.producer_name()
-        finally:
-            with our_errors(f"closing the reader of {self.topic}"):
-                reader.close()
 
     def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
         """Write a cursor, the last one of its records, after the others; as ``write_record`` for each."""
@@ -190,3 +313,117 @@ class CursorLog:
 
     def _note(self, message_id: MessageId) -> None:
         self.last_stored = message_id
+
+
+_WRITTEN_AT_ONCE: Final = 1000
+"""Cursors that are written again, without a receipt so far: other writes must find room in the queue."""
+_STEP_S: Final = 0.1
+_STEP_DEVICES: Final = 20
+_STEP_BYTES: Final = 100_000
+"""So much in such a time if it is not urgent: a twentieth of a core at most. A device with more than that, in thousands of
+parked commands, delays the next step."""
+_ID_BYTES: Final = 40
+"""What a parked command takes in a segment, about."""
+_UNANSWERED: Final = 300
+"""While Pulsar has so many writes to answer, rewriting waits: Pulsar is slow or unreachable, and a full queue ends the
+session."""
+
+
+class CursorsForgotten:
+    """Event: the cursors topic was deleted and re-created, without its records."""
+
+
+class CursorsAged:
+    """Event: the oldest record of the cursors partition is old."""
+
+
+class CursorRewriter:
+    """The records of one partition that are to be written again.
+
+    After a takeover: what a former owner wrote late; behind it the record that our term begins, and then, for each
+    device, what we know of it. At once: everything, if Pulsar has lost the partition, because only its owner knows what
+    it contained. And slowly: records that are a day old; records of devices that do not exist any more are removed.
+
+    The retention subscription of the partition stays before the oldest record that is still the last of its key
+    (``compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
+    """
+
+    def __init__(self, cursors: CursorLog) -> None:
+        self._log = cursors
+        self._lost: deque[str] = deque()
+        self._slow: deque[str] = deque()  # devices, and keys of push's own
+        self._parked_bytes = 0  # of a device, on the average
+        self._being_written = 0
+        self._next = 0.0
+        self._secret = b""  # of the partition, once it is taken over
+
+    def taken_over(self, found: CursorRecords, horizon: CommandPosition | None) -> None:
+        """Write outdated cursors again, and then that our term begins. ``horizon``: the last command; up to there a device
+        may have received commands that no record shows, which an owner that dies meanwhile leaves to the next.
+        """
+        self._secret = found.secret
+        for device in found.uncertain:
+            found.by_device[device].maybe_seen_to = horizon
+        for device in found.stale | found.uncertain:
+            self._log.write_cursor(found.by_device[device].records(device, whole=True), None)
+        self._write_term()
+        self.remove_ids(found.orphans)
+
+    def _write_term(self) -> None:
+        self._log.write_record(TERM_KEY, term_record(self._secret), None)
+
+    def begin(self, event: CursorsForgotten | CursorsAged, core: Partition) -> None:
+        """Note what is to be written."""
+        if isinstance(event, CursorsAged):
+            devices = core.devices.stored
+            self._slow.extend((*devices, TERM_KEY))
+            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, len(devices))
+            return
+        self._write_term()
+        self._lost = deque(core.devices.with_cursors)
+        self._slow.clear()
+        core.segments.rewrite_all(time.time_ns() // 1000)
+
+    def remove_ids(self, orphans: Iterable[str]) -> None:
+        """Remove the ids of devices without any other record: no owner would write them again."""
+        self._slow.extend(map(ids_key, orphans))
+
+    def turn(self, core: Partition, now: float) -> None:
+        """Write some; ``now`` in seconds of the monotonic clock."""
+        while self._lost and self._being_written < _WRITTEN_AT_ONCE:
+            device = self._lost.popleft()
+            cursor = core.devices.cursor_of(device)
+            if cursor is not None:
+                self._being_written += 1
+                self._log.write_cursor(cursor.records(device, whole=True), CursorsForgotten)
+        if now >= self._next and self._log.unanswered < _UNANSWERED:
+            self._step(core, now)
+
+    def _step(self, core: Partition, now: float) -> None:
+        count = size = 0
+        while self._slow and count < _STEP_DEVICES and size < _STEP_BYTES:
+            name = self._slow.popleft()
+            count += 1
+            if name == TERM_KEY:
+                self._write_term()
+            elif (orphan := ids_device(name)) is not None:
+                if core.devices.cursor_of(orphan) is None:  # else the ids are written with the cursor
+                    self._log.write_record(name, b"", None)
+            else:
+                core.segments.rewrite(name)
+                size += self._parked_bytes
+                cursor = core.devices.cursor_of(name)
+                if cursor is not None:
+                    records = cursor.records(name, all_keys=True)
+                    size += sum(len(key) + len(payload) for key, payload in records)
+                    self._log.write_cursor(records, None)
+        self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
+
+    def drain(self) -> None:
+        """Leave to the next owner what is not urgent. Our term must not be the oldest record."""
+        self._slow.clear()
+        self._write_term()
+
+    def stored(self) -> None:
+        """One that was written with the token ``CursorsForgotten`` is stored."""
+        self._being_written -= 1

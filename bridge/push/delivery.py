@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Outbox, Push
 from bridge.push.command import Answer, TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.settlement import Settlement
 from bridge.push.states import CommandEvent, CommandState
@@ -34,29 +33,19 @@ class Failure(NamedTuple):
     absent: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Delivery:
     """Sends commands, and evaluates the answers of broker and devices."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        horizon: CommandPosition | None,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        flights: Flights,
-        settlement: Settlement,
-        late: LateAnswers,
-    ) -> None:
-        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
-        self._limits = limits
-        self._horizon = horizon
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._flights = flights
-        self._settlement = settlement
-        self._late = late
+    _limits: Limits
+    _horizon: CommandPosition | None
+    """Up to there the former owner may have sent more than the cursors show; None if it did not."""
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _flights: Flights
+    _settlement: Settlement
+    _late: LateAnswers
 
     # --- pushes ---
 
@@ -102,7 +91,7 @@ class Delivery:
         tracked.pushed_at_us = now_us
         number = self._flights.begin(device, tracked, now_us)
         command = tracked.command
-        if device.replay.probing and command.qos > 1 and not self._limits.answers:
+        if device.replay.probing and command.qos > 1 and not self._limits.answers.confirm:
             # PUBACK's 0x10 shows that the device is absent; in PUBREC Mosquitto returns 0, and drops the command.
             command = replace(command, qos=1)
         repeat = tracked.maybe_seen or (not tracked.resend and device.cursor.maybe_seen(tracked.position))
@@ -111,28 +100,26 @@ class Delivery:
     def may_go(self, number: int, now_us: int) -> bool:
         """Return whether push ``number``, which waited for its payload, is still wanted."""
         flight = self._flights.get(number)
-        tracked = flight.tracked
-        if flight.wanted and not tracked.command.expired(now_us):
+        if flight.wanted and not flight.tracked.command.expired(now_us):
             self._flights.unstall(flight)
             return True
-        self._flights.end(number)
-        if flight.wanted:
-            tracked.attempts -= 1  # this one was not sent
-            self._settlement.settle(flight.device, tracked, "expired", "")
+        if self._flights.end(number) is not None:
+            flight.tracked.attempts -= 1  # this one was not sent
+            self._settlement.settle(flight.device, flight.tracked, "expired", "")
             self._devices.look_at(flight.device)
         return False
 
     def lose_payload(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: Pulsar does not have the payload of the group entry any more."""
         flight = self._flights.end(number)
-        if flight is not None and flight.wanted:
+        if flight is not None:
             self._settlement.settle(flight.device, flight.tracked, "rejected", reason)
             self._devices.look_at(flight.device)
 
     def reject(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: the broker accepts no such packet."""
         flight = self._flights.end(number)
-        if flight is not None and flight.wanted:
+        if flight is not None:
             self._settlement.give_up(flight.device, flight.tracked, "rejected", reason)
 
     # --- results ---
@@ -147,8 +134,8 @@ class Delivery:
         if reason >= _FAILED_FROM or (absent and not tracked.command.retain):
             return Failure(device, tracked, f"the MQTT broker refused it with reason 0x{reason:02X}", absent)
         tracked.confirmed_at_us = now_us
-        if self._limits.answers:
-            self._commands.await_answer(tracked, now_us + self._limits.answer_timeout_us)
+        if self._limits.answers.confirm:
+            self._commands.await_answer(tracked, now_us + self._limits.answers.timeout_us)
         else:
             self._settlement.confirmed(device, tracked)
         return None
@@ -160,7 +147,7 @@ class Delivery:
         return tracked if tracked is not None and tracked.attempts and tracked.state in waits else None
 
     def _answer(self, payload: bytes, now_us: int) -> Answer:
-        return Answer(payload[: self._limits.answer_bytes], len(payload), now_us)
+        return Answer(payload[: self._limits.answers.size], len(payload), now_us)
 
     def answered(self, tracked: TrackedCommand, payload: bytes, now_us: int) -> None:
         """The device answered a command that waited for it."""
@@ -179,7 +166,7 @@ class Delivery:
         if failed:
             return device
         self._late.give(position, self._answer(payload, now_us))
-        tracked = self._commands.pulled(position)
+        tracked = self._commands.pulled.get(position)
         waits = tracked is not None and tracked.state is CommandState.QUEUED and not tracked.resend
         if tracked is not None and waits and self._late.settle(tracked):
             self._settlement.confirmed(device, tracked)
@@ -199,7 +186,7 @@ class Delivery:
 
     def gives_up(self, failure: Failure) -> bool:
         """Give up a command that failed often enough. Returns whether it did."""
-        most, attempts = self._limits.attempts, failure.tracked.attempts
+        most, attempts = self._limits.retry.attempts, failure.tracked.attempts
         if not most or attempts < most:
             return False
         reason = f"given up after {attempts} attempts: {failure.reason}"
@@ -210,19 +197,19 @@ class Delivery:
         """Send the command again after a while."""
         failure.tracked.on(CommandEvent.RETRY)
         limits = self._limits
-        wait = min(limits.retry_max_us, limits.retry_min_us << min(failure.device.failures - 1, 20))
+        wait = min(limits.retry.max_us, limits.retry.min_us << min(failure.device.failures - 1, 20))
         self._devices.retry_at(failure.device, now_us + wait)
 
     def lose_link(self, now_us: int, *, closed: bool) -> None:
         """The connection ended: what was in flight may have arrived, and is sent again, marked. ``closed``: the broker
         ended it, perhaps for a packet of ours; a command for which it does so repeatedly is given up.
         """
-        for flight, verdict in self._flights.lose_all(now_us, closed=closed):
+        for flight in self._flights.lose_all(now_us, closed=closed):
             device, tracked = flight.device, flight.tracked
-            if verdict.reason:
-                self._settlement.give_up(device, tracked, "rejected", verdict.reason)
+            if flight.blame:
+                self._settlement.give_up(device, tracked, "rejected", flight.blame)
                 continue
             tracked.on(CommandEvent.RETRY)
-            if verdict.wait_us:
-                self._devices.retry_at(device, now_us + verdict.wait_us)
+            if flight.wait_us:
+                self._devices.retry_at(device, now_us + flight.wait_us)
             self._devices.look_at(device)

@@ -1,4 +1,4 @@
-"""Commands, answers and positions as devices see them on MQTT.
+"""Commands, answers, resume requests and positions as devices see them on MQTT.
 
 With MQTT 5 a command carries the answer topic of its partition, ``<answer topic>/0/3``, as Response Topic, and its position
 with its tag, ``0.3.7.1.-1.<tag>``, as correlation data, which the device gives back (MQTT 5, 4.10). The topics are few,
@@ -9,11 +9,15 @@ user property ``failed`` of ``1``, reports that the device could not execute the
 policy as one without an answer.
 
 All devices of a partition share its answer topic, so the topic proves nothing; the tag does (``position_tags``).
+
+A resume request is the position of the last command that the device has had, with its tag:
+``{"from": "0.3.7.1.-1.<tag>"}``, or the bare text, or the six topic levels. The tag proves that the request comes from this
+device. ``earliest``, for all that Pulsar still has, proves nothing: push refuses it without ``push.resume.allow_earliest``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from typing import Final, NamedTuple
 
 from bridge.contract import (
@@ -24,27 +28,33 @@ from bridge.contract import (
     ORIGIN_PROPERTY,
     ORIGIN_PUSH,
 )
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.push.actions import Push
+from bridge.push.actions import Push, ResumeAnswer, ResumeRequest
 from bridge.push.position_tags import GENERATION, PositionTags, read_position
 from bridge.settings.push import PushSettings
 
 __all__ = [
     "FAILED_LEVEL",
+    "MAX_REQUEST_BYTES",
     "REPEAT_LEVEL",
     "DeviceAnswer",
     "Outgoing",
     "answer_filter",
+    "answer_payload",
     "answer_topic",
     "check_topic",
     "outgoing",
     "parse_answer",
+    "read_from",
+    "refusal",
 ]
 
 FAILED_LEVEL: Final = "failed"
 REPEAT_LEVEL: Final = "repeat"
+MAX_REQUEST_BYTES: Final = 1024
+_EARLIEST: Final = "earliest"
 _MAX_TOPIC_BYTES: Final = 65_535 - 128
 _MAX_EXPIRY_S: Final = 2**32 - 1
 
@@ -90,8 +100,7 @@ def parse_answer(message: Message, topic: str, partition: int) -> DeviceAnswer |
     return DeviceAnswer(found.position, found.tag, message.payload, failed)
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A PUBLISH to be made."""
 
     topic: str
@@ -135,3 +144,66 @@ def outgoing(push: Push, settings: PushSettings, tags: PositionTags, partition: 
             expiry_s=left_s,
         ),
     )
+
+
+# --- resume requests ---
+
+
+def answer_payload(answer: ResumeAnswer, request: ResumeRequest, tags: PositionTags) -> bytes:
+    """Return the JSON object that the device of a resume request gets."""
+    if answer.error:
+        return refusal(answer.error, request.text)
+    body: dict[str, object] = {"trimmed": True} if answer.trimmed else {"resumed": True}
+    if answer.trimmed:
+        body["first"] = None if answer.first is None else tags.tagged(answer.first, request.device)
+    return json.dumps(body | {"from": request.text, "commands": answer.commands}).encode()
+
+
+def refusal(why: str, text: str) -> bytes:
+    """Return what the device gets whose request cannot be served."""
+    return json.dumps({"error": why, "from": text}).encode()
+
+
+def read_from(
+    payload: bytes, device: str, partition: int, tags: PositionTags, *, earliest: bool
+) -> tuple[str, CommandPosition]:
+    """Return the text and the position of a request of ``device``; ``earliest`` says whether it may ask for everything.
+
+    Raises ContractError with the reason for the device.
+    """
+    if len(payload) > MAX_REQUEST_BYTES:
+        raise ContractError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
+    text = _text_of(payload)
+    if text == _EARLIEST:
+        if not earliest:
+            raise ContractError("earliest is not allowed here: see push.resume.allow_earliest")
+        return text, BEFORE_ALL
+    found = read_position(text)
+    if found.generation != GENERATION:
+        raise ContractError(
+            f"this position is of generation {found.generation} of the commands, they are at {GENERATION}"
+        )
+    if found.partition != partition:
+        raise ContractError(
+            f"this position is of partition {found.partition}, the device's commands are in partition {partition}"
+        )
+    if not tags.proves(found.tag, found.position, device):
+        raise ContractError("this position did not come with a command to this device")
+    return text, found.position
+
+
+def _text_of(payload: bytes) -> str:
+    try:
+        text = payload.decode().strip()
+    except UnicodeDecodeError:
+        raise ContractError("a request is text") from None
+    if not text.startswith(("{", '"')):
+        return text.strip("/")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ContractError('a request is {"from": "<position>"}') from None
+    position = body.get("from") if isinstance(body, dict) else body
+    if not isinstance(position, str):
+        raise ContractError('a request is {"from": "<position>"}')
+    return position.strip().strip("/")

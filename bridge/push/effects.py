@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,14 +18,17 @@ from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
-from bridge.mqtt.fitting import misfit
+from bridge.mqtt.packets import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected
 from bridge.push.actions import (
     Ack,
     Action,
+    AnswerRequest,
     Copy,
     DeadLetter,
+    DropRequest,
+    FindCommands,
     Forget,
     Pull,
     Push,
@@ -32,80 +36,69 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
+from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
-from bridge.push.groups.indexed import GONE, Indexed, Lost
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.partition_log import Arrived, CommandSource, PartitionLog
+from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
-from bridge.push.stored_message import StoredMessage
 from bridge.push.threads import Budget
-from bridge.push.tracing import Observer
+from bridge.push.tracing import Answered, Confirmed
 from bridge.settings import Settings
 
 __all__ = ["Effects"]
 
 log = structlog.get_logger("push")
 
-_DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 200
+_GONE: Final = "the payload of the group command is not in Pulsar any more"
 
 
+@dataclass(eq=False)
 class Effects:
     """Begins the actions of one core, and keeps the messages that they concern. All of it runs on one thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        core: Partition,
-        link: Link,
-        partition_log: PartitionLog,
-        source: CommandSource,
-        budget: Budget,
-        metrics: PushMetrics,
-        ask: Callable[[CommandPosition], bytes | None],
-        tags: PositionTags,
-        observer: Observer | None = None,
-    ) -> None:
-        """``ask`` returns the payload of a group command, or None and brings it to ``payload_came``. ``observer`` sees
-        each step of a command.
-        """
-        self._tags = tags
-        self._settings = settings
-        self._indexed = Indexed(ask)
-        self._came: deque[Iterator[Push | Lost]] = deque()  # what waits no more but for room in the window
-        self._core = core
-        self._link = link
-        self._log = partition_log
-        self._source = source
-        self._budget = budget
-        self._observer = observer or Observer()
-        self._metrics = metrics
+    _settings: Settings
+    _core: Partition
+    _link: Link
+    _log: PartitionLog
+    _source: CommandSource
+    _budget: Budget
+    _metrics: PushMetrics
+    _ask: Callable[[CommandPosition], bytes | None]
+    """Returns the payload of a group command, or None and brings it to ``payload_came``."""
+    _tags: PositionTags
+
+    def __post_init__(self) -> None:
+        self.trace: Callable[[object], None] = lambda _step: None
+        """Sees each step of a command (``Tracer.see``)."""
+        # Of group commands, by position; a device has one push that is wanted, so each waits by itself.
+        self._waiting: defaultdict[CommandPosition, list[Push]] = defaultdict(list)
+        self._came: deque[tuple[Push, bytes | None]] = deque()  # what waits no more but for room in the window
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
-        self._denied_at = -_DENIED_EVERY_S
-        self.resume = ResumeRequests(settings, core, link, partition_log, source, metrics, tags)
+        self.resume = ResumeRequests(
+            self._settings, self._core, self._link, self._log, self._source, self._metrics, self._tags
+        )
 
     def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
-        self._observer.received(message)
-        self._route(message)
-        self._observer.routed(message)
-
-    def _route(self, message: StoredMessage) -> None:
-        core = self._core
-        position = message.position
-        before = self._messages.get(position)
-        self._messages[position] = message
-        if before is not None:
+        before = self._messages.get(message.position)
+        self._messages[message.position] = message
+        if before is None:
+            self._route(message)
+        else:
             # It came again after a reconnect, and the core tracks it or has acknowledged it already: the
             # acknowledgement must use the newest id, which alone counts for a batch, and only once.
             self._budget.release(len(before.payload))
-            return
-        properties = message.properties
+        self.trace(Arrived(message))
+
+    def _route(self, message: StoredMessage) -> None:
+        core, position, properties = self._core, message.position, message.properties
         try:
             if message.problem:
                 raise ContractError(message.problem)
@@ -126,7 +119,6 @@ class Effects:
 
     def pulled(self, event: Pulled) -> None:
         """Hand a parked command that was read to the core."""
-        self._observer.pulled(event)
         command = None
         if event.message is not None:
             self._forget(event.position)
@@ -142,6 +134,7 @@ class Effects:
         reach("after_pull")
         now_us = time.time_ns() // 1000
         self._core.pulled(event.pull.device, event.pull.epoch, event.position, command, now_us)
+        self.trace(event)
 
     def copied(self, event: Copied) -> None:
         """Tell the core of commands that were to be moved."""
@@ -153,30 +146,32 @@ class Effects:
 
     def answered(self, answer: DeviceAnswer) -> bool:
         """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
-        waited = self._answered(answer)
-        self._observer.answered(answer, waited)
+        waited = not self._is_forged(answer) and self._core.answered(
+            answer.position, answer.payload, time.time_ns() // 1000, failed=answer.failed
+        )
+        self.trace(Answered(answer, waited))
         return waited
 
-    def _answered(self, answer: DeviceAnswer) -> bool:
+    def _is_forged(self, answer: DeviceAnswer) -> bool:
+        """Return whether the sender did not receive the command, and log that."""
         device = self._core.delivery.device_of(answer.position)
-        if device is not None and not self._tags.proves(answer.tag, answer.position, device):
-            self._metrics.forged_answers.inc()
+        forged = device is not None and not self._tags.proves(answer.tag, answer.position, device)
+        if forged:
+            self._metrics.counters["forged_answers"].inc()
             log.warning(
                 "push ignored an answer whose position has a wrong tag: its sender did not receive the command. Action: "
                 "see which client publishes to push.answers.topic, and that the device gives the position back whole",
                 partition=self._log.partition,
-                device=device[:_SHOWN],
+                device=(device or "")[:_SHOWN],
                 position=str(answer.position),
                 shown=1,
             )
-            return False
-        now_us = time.time_ns() // 1000
-        return self._core.answered(answer.position, answer.payload, now_us, failed=answer.failed)
+        return forged
 
     def stored(self, token: object) -> None:
         """Tell the core that Pulsar has stored what was written for an action of its own."""
         core = self._core
-        self._observer.stored(token)
+        self.trace(Stored(token))
         if isinstance(token, StoreCursor):
             reach("after_cursor")
             core.cursor_stored(token.device)
@@ -189,17 +184,13 @@ class Effects:
         elif isinstance(token, StoreReceipt):
             reach("after_receipt")
             self._metrics.stored(token.receipt)
-            core.receipt_stored(token.position)
+            core.settlement.receipt_stored(token.position)
         elif isinstance(token, DeadLetter):
-            self._metrics.dead_letters.inc()
-            core.dead_letter_stored(token.position)
+            self._metrics.counters["dead_letters"].inc()
+            core.settlement.dead_letter_stored(token.position)
 
     def begin(self, action: Action) -> None:
         """Begin one action."""
-        self._begin(action)
-        self._observer.begun(action)
-
-    def _begin(self, action: Action) -> None:
         if isinstance(action, Push):
             self._push(action)
         elif isinstance(action, StoreCursor):
@@ -215,14 +206,13 @@ class Effects:
             reach("after_ack")
         elif isinstance(action, StoreSegment):
             self._log.cursors.write_record(action.key, action.payload, action)
-        elif isinstance(action, Pull):
-            self._source.puller.pull(action)
-        elif isinstance(action, Copy):
-            self._source.puller.copy(action)
+        elif isinstance(action, (Pull, Copy)):
+            self._source.puller.begin(action)
         elif isinstance(action, Forget):
             self._forget(action.position)
-        else:
+        elif isinstance(action, (FindCommands, AnswerRequest, DropRequest)):
             self.resume.begin(action)
+        self.trace(action)
 
     def _forget(self, position: CommandPosition) -> None:
         message = self._pulled.pop(position, None)
@@ -231,14 +221,16 @@ class Effects:
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""
-        self._came.append(self._indexed.came(position, payload))
+        self._came += [(push, payload) for push in self._waiting.pop(position, [])]
         self._hand_on()
 
     def _push(self, push: Push) -> None:
-        ready = list(self._indexed.add(push))
-        for one in ready:
-            self._publish(one)
-        if not ready:
+        ref = push.command.ref
+        payload = push.command.payload if ref is None else self._ask(ref.position)
+        if payload is not None:
+            self._publish(push, payload)
+        elif ref is not None:
+            self._waiting[ref.position].append(push)
             self._core.flights.stall(push.number)
             self._link.wake()  # another device's command may go instead
         self._hand_on()
@@ -246,31 +238,25 @@ class Effects:
     def _hand_on(self) -> None:
         """Make the pushes whose payload came, as far as the window has room: thousands may have waited for one."""
         while self._came and self._core.flights.has_room:
-            one = next(self._came[0], None)
-            if one is None:
-                self._came.popleft()
-            elif isinstance(one, Lost):
-                self._core.delivery.lose_payload(one.number, GONE)
+            push, payload = self._came.popleft()
+            if payload is None:
+                self._core.delivery.lose_payload(push.number, _GONE)
                 self._link.wake()
-            elif self._core.delivery.may_go(one.number, time.time_ns() // 1000):
-                self._publish(one)
+            elif self._core.delivery.may_go(push.number, time.time_ns() // 1000):
+                self._publish(push, payload)
             else:
                 self._link.wake()
 
-    def link_up(self) -> None:
-        """The connection is up and ours."""
-        self.resume.link_up()
-
     def link_down(self, event: Disconnected) -> bool:
         """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
-        self._indexed.forget()
+        self._waiting.clear()
         self._came.clear()
-        return self.resume.link_down(event)
+        return self.resume.answers.link_down(event)
 
     def overdue(self) -> str | None:
         """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
         command = self._core.flights.overdue(time.time_ns() // 1000)
-        return self.resume.overdue(time.monotonic()) if command is None else command.mqtt_topic
+        return self.resume.answers.overdue(time.monotonic()) if command is None else command.mqtt_topic
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]
@@ -284,18 +270,18 @@ class Effects:
         )
         self._log.write_dead_letter(action.device, payload, properties, action)
 
-    def _publish(self, push: Push) -> None:
+    def _publish(self, push: Push, payload: bytes) -> None:
         command = push.command
         made = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
         qos = max(1, command.qos)  # PUBACK is what moves the cursor
-        size = len(command.payload)
+        size = len(payload)
         broker, properties = self._link.granted, made.properties
         why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
         if why is None:
             try:
                 self._link.publish(
                     made.topic,
-                    command.payload,
+                    payload,
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
@@ -314,29 +300,28 @@ class Effects:
             self._core.delivery.reject(push.number, why)
             self._link.wake()  # what follows of it is done in the next turn
             return
-        self._metrics.pushed.inc()
+        self._metrics.counters["pushed"].inc()
         if push.repeat:
-            self._metrics.repeated.inc()
+            self._metrics.counters["repeated"].inc()
         reach("after_publish")
 
     def _sent(self, number: int) -> None:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
     def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
-        self._observer.confirmed(number, confirmation)
-        now = time.monotonic()
-        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
-            self._denied_at = now
+        self.trace(Confirmed(number, confirmation.reason))
+        if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "
                 f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
                 mqtt_topic=topic,
                 partition=self._log.partition,
+                shown=1,
             )
         if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
-            self._metrics.refused.inc()
+            self._metrics.counters["refused"].inc()
         else:
             reach("after_puback")
-        self.resume.push_confirmed(number)
+        self.resume.answers.newest_push = max(self.resume.answers.newest_push, number)
         self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
         self._hand_on()

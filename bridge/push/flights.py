@@ -1,11 +1,25 @@
-"""Flights: the commands that were handed to the MQTT connection and that the broker has not confirmed."""
+"""Flights: the commands that were handed to the MQTT connection and that the broker has not confirmed.
+
+Some commands the MQTT broker answers with the end of the connection or with silence, instead of a PUBACK.
+
+Such a command would come first on each new connection, and no command behind it would reach its device. So a command that
+was sent shortly before the broker closed the connection is suspect. Suspects go out one at a time, with nothing else sent
+shortly before: the next end then shows which command was the cause. It waits for longer each time, and others go first.
+
+Push must not give up a good command at a broker that restarts, or that another process took over. Giving up takes
+``CLOSES`` ends in a row, each within ``SHORT_US`` of sending that command alone; no failed attempt to connect in between,
+as at a broker that is down; and a PUBACK for another publish since the first of these ends. Without that PUBACK push
+retries the command: a broker that closes at everything is at fault, and the commands wait until it is fixed.
+
+A PUBACK that never comes on a live connection counts in the same way: ``CLOSES`` times, while the broker has confirmed
+what was sent later.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.refusals import AT_ONCE_S
@@ -14,7 +28,7 @@ from bridge.push.device import Device
 from bridge.push.limits import Limits
 from bridge.push.states import CommandState
 
-__all__ = ["CLOSES", "SHORT_US", "Flight", "Flights", "Suspects", "Verdict"]
+__all__ = ["CLOSES", "SHORT_US", "Flight", "Flights"]
 
 CLOSES: Final = 3
 SHORT_US: Final = int(AT_ONCE_S * 1_000_000)
@@ -24,6 +38,8 @@ _REMEMBERED: Final = 10_000
 
 @dataclass(slots=True)
 class _Fault:
+    """What counts against a command."""
+
     alone: bool = False
     """Whether it goes out alone."""
     closes: int = 0
@@ -35,128 +51,7 @@ class _Fault:
     silences: int = 0
 
 
-class Verdict(NamedTuple):
-    """What follows for a command that was in flight: it waits, or, with a reason, it is given up."""
-
-    wait_us: int = 0
-    reason: str = ""
-
-
-class Suspects:
-    """Suspects: what counts against commands, by position.
-
-    Commands that the MQTT broker answers with the end of the connection or with silence, instead of a PUBACK.
-
-    Such a command would come first on each new connection, and no command behind it would reach its device. So a command that
-    was sent shortly before the broker closed the connection is suspect. Suspects go out one at a time, with nothing else sent
-    shortly before: the next end then shows which command was the cause. It waits for longer each time, and others go first.
-
-    Push must not give up a good command at a broker that restarts, or that another process took over. Giving up takes
-    ``CLOSES`` ends in a row, each within ``SHORT_US`` of sending that command alone; no failed attempt to connect in between,
-    as at a broker that is down; and a PUBACK for another publish since the first of these ends. Without that PUBACK push
-    retries the command: a broker that closes at everything is at fault, and the commands wait until it is fixed.
-
-    A PUBACK that never comes on a live connection counts in the same way: ``CLOSES`` times, while the broker has confirmed
-    what was sent later.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._faults: OrderedDict[CommandPosition, _Fault] = OrderedDict()
-        self._answers = 0
-        self._newest = 0  # the last push that was answered: they are numbered in the order of sending
-
-    def alone(self, position: CommandPosition) -> bool:
-        """Return whether a command may only be pushed while no other was sent shortly before."""
-        fault = self._faults.get(position)
-        return fault is not None and fault.alone
-
-    def too_many_silent(self, position: CommandPosition, flights: Mapping[int, Flight]) -> bool:
-        """Return whether a command that the broker did not answer before waits for others of this kind: they get half
-        the window at most.
-        """
-        if not self._silent(position):
-            return False
-        silent = sum(1 for flight in flights.values() if self._silent(flight.tracked.position))
-        return silent >= max(1, self._limits.window // 2)
-
-    def _silent(self, position: CommandPosition) -> bool:
-        fault = self._faults.get(position)
-        return fault is not None and fault.silences > 0
-
-    def answered(self, number: int, position: CommandPosition) -> None:
-        """The broker answered a push, with any reason code."""
-        self.broker_answered()
-        self._newest = max(self._newest, number)
-        if self._faults:
-            self._faults.pop(position, None)
-
-    def broker_answered(self) -> None:
-        """The broker answered some publish."""
-        self._answers += 1
-
-    def broker_unreachable(self) -> None:
-        """An attempt to connect failed: the broker itself was the cause, not a command."""
-        for position, fault in list(self._faults.items()):
-            fault.closes = 0
-            if not fault.blames and not fault.silences:
-                del self._faults[position]
-
-    def ended(self, flights: Mapping[int, Flight], now_us: int, *, closed: bool) -> dict[int, Verdict]:
-        """The connection ended with these in flight; ``closed``: the broker ended it, perhaps for what was sent.
-
-        Returns what follows for some of them; the others are pushed again as they were.
-        """
-        verdicts: dict[int, Verdict] = {}
-        young: list[int] = []
-        for number, flight in flights.items():
-            if not flight.sent or not flight.wanted:
-                continue
-            position = flight.tracked.position
-            if self.overdue(flight, now_us) and number < self._newest:
-                verdicts[number] = self._kept_silent(self._fault(position))
-            elif now_us - flight.at_us < SHORT_US:
-                young.append(number)
-            elif position in self._faults:
-                self._faults[position].alone, self._faults[position].closes = False, 0
-        if closed and len(young) == 1:
-            verdicts[young[0]] = self._closed(self._fault(flights[young[0]].tracked.position))
-        elif closed:
-            for number in young:
-                self._fault(flights[number].tracked.position).alone = True
-        return verdicts
-
-    def overdue(self, flight: Flight, now_us: int) -> bool:
-        """Return whether a push waits for its PUBACK for too long."""
-        return flight.sent and now_us - flight.at_us >= self._limits.puback_timeout_us
-
-    def _fault(self, position: CommandPosition) -> _Fault:
-        fault = self._faults.setdefault(position, _Fault())
-        if len(self._faults) > _REMEMBERED:
-            self._faults.popitem(last=False)
-        return fault
-
-    def _closed(self, fault: _Fault) -> Verdict:
-        fault.alone = True
-        if not fault.closes:
-            fault.answers = self._answers
-        fault.closes += 1
-        fault.blames += 1
-        if fault.closes >= CLOSES and self._answers > fault.answers:
-            return Verdict(
-                reason=f"the MQTT broker closed the connection {fault.closes} times when it was sent, and took others"
-            )
-        return Verdict(min(self._limits.retry_max_us, _SECOND << min(fault.blames - 1, 20)))
-
-    def _kept_silent(self, fault: _Fault) -> Verdict:
-        fault.silences += 1
-        if fault.silences >= CLOSES:
-            seconds = self._limits.puback_timeout_us / 1e6
-            return Verdict(
-                reason=f"the MQTT broker did not confirm it within {seconds:g} s, {fault.silences} times, and "
-                "confirmed what was sent later"
-            )
-        return Verdict()
+_NO_FAULT: Final = _Fault()
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +68,10 @@ class Flight:
     """On this connection; until then it waits for its payload, or for room in the broker's window."""
     stalled: bool = False
     """Its payload is not here: it was not handed to the connection."""
+    wait_us: int = 0
+    """How long its command waits after the end of the connection."""
+    blame: str = ""
+    """Why its command is given up at the end of the connection; empty if it is not."""
 
     @property
     def wanted(self) -> bool:
@@ -188,9 +87,11 @@ class Flights:
         self._flights: dict[int, Flight] = {}
         self._bytes = 0
         self._stalled = 0  # they count for no window
-        self._suspects = Suspects(limits)
         self._aside: dict[str, Device] = {}  # their next command goes out alone
         self._lone = 0  # the push that did
+        self._faults: OrderedDict[CommandPosition, _Fault] = OrderedDict()
+        self._answers = 0  # of the broker, to any publish
+        self._newest = 0  # the last push that was answered: they are numbered in the order of sending
         self.pushes = 0
         """The number of the last push."""
         self.connected = False
@@ -236,14 +137,19 @@ class Flights:
 
     def set_aside(self, device: Device, tracked: TrackedCommand) -> bool:
         """Have a suspect command wait to go alone. Returns whether it is one."""
-        if not self._suspects.alone(tracked.position):
+        if not self._fault_of(tracked).alone:
             return False
         self._aside[device.name] = device
         return True
 
     def too_many_silent(self, tracked: TrackedCommand) -> bool:
-        """Return whether too many commands are in flight that the broker did not confirm before."""
-        return self._suspects.too_many_silent(tracked.position, self._flights)
+        """Return whether a command that the broker did not answer before waits for others of this kind: they get half
+        the window at most.
+        """
+        if not self._fault_of(tracked).silences:
+            return False
+        silent = sum(1 for flight in self._flights.values() if self._fault_of(flight.tracked).silences)
+        return silent >= max(1, self._limits.window // 2)
 
     def begin(self, device: Device, tracked: TrackedCommand, now_us: int) -> int:
         """Note a push. Returns its number."""
@@ -251,7 +157,7 @@ class Flights:
         size = tracked.command.size
         self._flights[self.pushes] = Flight(device, tracked, size, now_us)
         self._bytes += size
-        self._lone = self.pushes if self._suspects.alone(tracked.position) else 0
+        self._lone = self.pushes if self._fault_of(tracked).alone else 0
         return self.pushes
 
     def sent(self, number: int, now_us: int) -> None:
@@ -282,43 +188,99 @@ class Flights:
         return self._flights[number]
 
     def end(self, number: int) -> Flight | None:
-        """End a flight. Returns it, None for an unknown one."""
+        """End a flight. Returns it, None if its command does not wait for it."""
         flight = self._flights.pop(number, None)
-        if flight is not None:
-            self.unstall(flight)
-            self._bytes -= flight.size
-        return flight
-
-    def confirm(self, number: int) -> Flight | None:
-        """The broker answered push ``number``. Returns its flight, None if the command waits for it no more."""
-        flight = self.end(number)
         if flight is None:
             return None
-        self._suspects.answered(number, flight.tracked.position)
+        self.unstall(flight)
+        self._bytes -= flight.size
         return flight if flight.wanted else None
 
-    def lose_all(self, now_us: int, *, closed: bool) -> list[tuple[Flight, Verdict]]:
-        """The connection ended; ``closed``: the broker ended it. Returns the flights whose commands wait for them, each
-        with the verdict on its command.
+    def confirm(self, number: int) -> Flight | None:
+        """The broker answered push ``number``, with any reason code. Returns its flight, None if its command does not wait
+        for it.
         """
+        if number in self._flights:
+            self.broker_answered()
+            self._newest = max(self._newest, number)
+            self._faults.pop(self._flights[number].tracked.position, None)
+        return self.end(number)
+
+    def lose_all(self, now_us: int, *, closed: bool) -> list[Flight]:
+        """The connection ended; ``closed``: the broker ended it, perhaps for what was sent. Returns the flights whose
+        commands wait for them, each with what follows for its command.
+        """
+        wanted = [flight for flight in self._flights.values() if flight.wanted]
+        young: list[Flight] = []
+        for number, flight in self._flights.items():
+            if not flight.sent or not flight.wanted:
+                continue
+            if self._is_overdue(flight, now_us) and number < self._newest:
+                self._blame_silence(flight)
+            elif now_us - flight.at_us < SHORT_US:
+                young.append(flight)
+            elif (fault := self._faults.get(flight.tracked.position)) is not None:
+                fault.alone, fault.closes = False, 0
+        if closed and len(young) == 1:
+            self._blame_close(young[0])
+        elif closed:
+            for flight in young:
+                self._fault(flight).alone = True
         self.connected = False
-        self._lone = 0
-        verdicts = self._suspects.ended(self._flights, now_us, closed=closed)
-        flights, self._flights = self._flights, {}
-        self._bytes = self._stalled = 0
-        return [(one, verdicts.get(number, Verdict())) for number, one in flights.items() if one.wanted]
+        self._flights = {}
+        self._lone = self._bytes = self._stalled = 0
+        return wanted
 
     def overdue(self, now_us: int) -> Command | None:
         """Return a command whose PUBACK has not come in its time, None without one."""
         flights = self._flights.values()
-        return next((one.tracked.command for one in flights if self._suspects.overdue(one, now_us)), None)
+        return next((one.tracked.command for one in flights if self._is_overdue(one, now_us)), None)
 
-    # --- the broker ---
+    # --- faults ---
 
     def broker_answered(self) -> None:
-        """The broker answered a publish that is no command."""
-        self._suspects.broker_answered()
+        """The broker answered some publish."""
+        self._answers += 1
 
     def broker_unreachable(self) -> None:
-        """An attempt to connect to the broker failed."""
-        self._suspects.broker_unreachable()
+        """An attempt to connect failed: the broker itself was the cause, not a command."""
+        for position, fault in list(self._faults.items()):
+            fault.closes = 0
+            if not fault.blames and not fault.silences:
+                del self._faults[position]
+
+    def _fault_of(self, tracked: TrackedCommand) -> _Fault:
+        return self._faults.get(tracked.position, _NO_FAULT)
+
+    def _is_overdue(self, flight: Flight, now_us: int) -> bool:
+        return flight.sent and now_us - flight.at_us >= self._limits.puback_timeout_us
+
+    def _fault(self, flight: Flight) -> _Fault:
+        fault = self._faults.setdefault(flight.tracked.position, _Fault())
+        if len(self._faults) > _REMEMBERED:
+            self._faults.popitem(last=False)
+        return fault
+
+    def _blame_close(self, flight: Flight) -> None:
+        fault = self._fault(flight)
+        fault.alone = True
+        if not fault.closes:
+            fault.answers = self._answers
+        fault.closes += 1
+        fault.blames += 1
+        if fault.closes >= CLOSES and self._answers > fault.answers:
+            flight.blame = (
+                f"the MQTT broker closed the connection {fault.closes} times when it was sent, and took others"
+            )
+        else:
+            flight.wait_us = min(self._limits.retry.max_us, _SECOND << min(fault.blames - 1, 20))
+
+    def _blame_silence(self, flight: Flight) -> None:
+        fault = self._fault(flight)
+        fault.silences += 1
+        if fault.silences >= CLOSES:
+            seconds = self._limits.puback_timeout_us / 1e6
+            flight.blame = (
+                f"the MQTT broker did not confirm it within {seconds:g} s, {fault.silences} times, and "
+                "confirmed what was sent later"
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -23,9 +24,8 @@ from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog
+from bridge.push.partition_log import PartitionLog, Seen
 from bridge.push.presence import PresenceRules
-from bridge.push.presence_log import Seen
 from bridge.settings import Settings
 
 __all__ = ["Inbound"]
@@ -36,7 +36,8 @@ _REFUSED: Final = 0x80
 _SHOWN: Final = 200
 _SIGNS_BYTES: Final = 64 * 1024 * 1024
 """Signs of devices that come before the takeover; devices name themselves."""
-_LOGGED: Final[set[tuple[str, int, str, bool | None]]] = set()
+_LOGGED: Final[dict[tuple[str, int, str], bool | str]] = {}
+"""By broker and ``push.confirm`` what was logged last of its answers."""
 
 
 def settled_by(confirm: str, *, reports_absence: bool) -> str:
@@ -55,27 +56,23 @@ def settled_by(confirm: str, *, reports_absence: bool) -> str:
     )
 
 
+@dataclass(eq=False)
 class Inbound:
     """The subscriptions of one session; all methods are called on its thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        partition_log: PartitionLog,
-        link: Link,
-        metrics: PushMetrics,
-        changed: Callable[[], None],
-    ) -> None:
-        """``changed`` is called when ``ready`` or ``reports_absence`` did."""
-        self._settings = settings
-        self._log = partition_log
-        self._link = link
-        self._metrics = metrics
-        self._changed = changed
-        self._presence = PresenceRules(settings.push.presence.rules)
+    _settings: Settings
+    _log: PartitionLog
+    _link: Link
+    _metrics: PushMetrics
+    _changed: Callable[[], None]
+    """Called when ``ready`` or ``reports_absence`` did."""
+
+    def __post_init__(self) -> None:
+        push = self._settings.push
+        self._presence = PresenceRules(push.presence.rules)
         self._filters = list(self._presence.filters)
-        if settings.push.confirm == "device":
-            self._filters.append(answer_filter(settings.push.answers.topic, partition_log.partition))
+        if push.confirm == "device":
+            self._filters.append(answer_filter(push.answers.topic, self._log.partition))
         self._core: Partition | None = None
         self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
         # By device the latest sign, whether it is one of life, and when it came.
@@ -114,15 +111,6 @@ class Inbound:
         else:
             self._log_settlement()
 
-    def _log_settlement(self) -> None:
-        """Log once in this process, and at each change, what settles a command at this broker (H26)."""
-        mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
-        key = (mqtt.host, mqtt.port, confirm, self.reports_absence)
-        if key not in _LOGGED:
-            _LOGGED.difference_update([one for one in _LOGGED if one[:3] == key[:3]])
-            _LOGGED.add(key)
-            log.info(settled_by(confirm, reports_absence=self.reports_absence), broker=f"{mqtt.host}:{mqtt.port}")
-
     def _asked(self, confirmation: Confirmation) -> None:
         refused = confirmation.reason >= _REFUSED
         self.reports_absence = confirmation.reason == NO_SUBSCRIBERS
@@ -130,26 +118,29 @@ class Inbound:
             # It does not show that the broker accepts other commands (H34): it comes first on each connection.
             # If it is refused, what the broker reported for a command counts: else no parked device would be probed.
             self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven)
-        if refused:
-            self._warn_unasked(confirmation.reason)
-        else:
-            self._log_settlement()
+        self._log_settlement(refused=confirmation.reason if refused else 0)
         self._changed()
 
-    def _warn_unasked(self, reason: int) -> None:
-        """Log once in this process, and at each change, that the broker refuses the question."""
-        mqtt, confirm = self._settings.mqtt, self._settings.push.confirm
-        key = (mqtt.host, mqtt.port, confirm, None)
-        if key not in _LOGGED:
-            _LOGGED.difference_update([one for one in _LOGGED if one[:3] == key[:3]])
-            _LOGGED.add(key)
-            log.warning(
-                "the MQTT broker refused the question whether it reports that no client is subscribed. Until it reports so for a "
-                "command, parked devices wait for a sign of life. Action: allow "
-                f"{subscriber(mqtt, self._link.client_id)} to write there",
-                mqtt_topic=f"{self._settings.push.answers.topic}/nobody/+",
-                reason=f"0x{reason:02X}",
-            )
+    def _log_settlement(self, *, refused: int = 0) -> None:
+        """Log once in this process, and at each change, what settles a command at this broker (H26), or that it refused
+        the question with this reason.
+        """
+        mqtt, push = self._settings.mqtt, self._settings.push
+        about, state = (mqtt.host, mqtt.port, push.confirm), "refused" if refused else self.reports_absence
+        if _LOGGED.get(about, "") == state:
+            return
+        _LOGGED[about] = state
+        if not refused:
+            settled = settled_by(push.confirm, reports_absence=self.reports_absence)
+            log.info(settled, broker=f"{mqtt.host}:{mqtt.port}")
+            return
+        log.warning(
+            "the MQTT broker refused the question whether it reports that no client is subscribed. Until it reports so for a "
+            f"command, parked devices wait for a sign of life. Action: allow {subscriber(mqtt, self._link.client_id)} to "
+            "write there",
+            mqtt_topic=f"{push.answers.topic}/nobody/+",
+            reason=f"0x{refused:02X}",
+        )
 
     def subscribed(self, codes: list[int]) -> None:
         """Take the answer to the subscriptions. Raises DeniedError when one of them may not be read."""
@@ -166,7 +157,7 @@ class Inbound:
         if message.mid:
             self._mids.append(message.mid)
         if message.malformed:
-            self._metrics.malformed.inc()
+            self._metrics.counters["malformed"].inc()
             log.warning(
                 "a device's message is malformed and was skipped; check what the device publishes",
                 mqtt_topic=message.topic[:_SHOWN],
@@ -184,9 +175,9 @@ class Inbound:
         answer = parse_answer(message, self._settings.push.answers.topic, self._log.partition)
         if answer is not None and self._answered(answer):
             reach("after_answer")
-            self._metrics.answers.inc()
+            self._metrics.counters["answers"].inc()
         else:
-            self._metrics.stray_answers.inc()
+            self._metrics.counters["stray_answers"].inc()
 
     def seen(self, event: Seen) -> None:
         """Ingest has noted signs of life. A clock that is ahead of ours must not hide a later absence (H31)."""

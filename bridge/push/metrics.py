@@ -14,70 +14,86 @@ __all__ = ["GroupMetrics", "PartitionMetrics", "PushMetrics"]
 _NAME: Final = "pulsebridge_push"
 
 
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
+
+
+def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(f"{_NAME}_{name}", text, labels, registry=registry)
+
+
 class GroupMetrics:
     """The metrics of one push process that are about groups; see the help of each."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
-
-        self.hits = counter(
-            "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
+        self.hits = _counter(
+            registry, "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
         )
-        self.misses = counter("cache_misses", "Payloads of group commands that were read from Pulsar.")
-        self.kept = Gauge(
-            f"{_NAME}_cache_bytes",
-            "Payloads of group commands that are at hand, in bytes.",
-            registry=registry,
-        )
-        self.commands = counter("group_commands", "Group commands, by the state of their receipt.", "state")
-        self.entries = counter("group_entries", "Index entries written for members of groups.")
-        self.open = Gauge(
-            f"{_NAME}_group_open",
+        self.misses = _counter(registry, "cache_misses", "Payloads of group commands that were read from Pulsar.")
+        self.kept = _gauge(registry, "cache_bytes", "Payloads of group commands that are at hand, in bytes.")
+        self.commands = _counter(registry, "group_commands", "Group commands, by the state of their receipt.", "state")
+        self.entries = _counter(registry, "group_entries", "Index entries written for members of groups.")
+        self.open = _gauge(
+            registry,
+            "group_open",
             "Group commands that have not expired, where this process gives them to the members.",
-            registry=registry,
         )
 
 
-_PARTITION: Final = ("partition",)
-_STRAY: Final = "Answers to no command that waits for one: late, given twice, forged, or to an unknown position."
-_LAG: Final = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
-_RESUMES: Final = (
-    "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown (no "
-    "command was ever sent to such a device), dropped (one refusal too many)."
-)
-_FORGED: Final = "Answers whose position has a wrong tag: the sender did not receive the command."
+_COUNTERS: Final[dict[str, tuple[str, ...]]] = {
+    "pushed": ("Commands handed to the MQTT link, repeats included.",),
+    "repeated": ("Commands pushed with repeat=1.",),
+    "refused": ("PUBACKs that were no success.",),
+    "answers": ("Answers of devices to commands that were waiting for one.",),
+    "malformed": ("Messages of devices that MQTT calls malformed; they are skipped.",),
+    "stray_answers": (
+        "Answers to no command that waits for one: late, given twice, forged, or to an unknown position.",
+    ),
+    "forged_answers": ("Answers whose position has a wrong tag: the sender did not receive the command.",),
+    "dead_letters": ("Commands written to the dead letters.",),
+    "takeovers": ("Partitions that this process became owner of.",),
+    "partitions_lost": ("Partitions given up: fenced, or Pulsar was away.",),
+    "resume_requests": ("Requests of devices that hold their own offset.",),
+    "receipts": ("Receipts stored, by the command's state.", "state"),
+    "connections": (
+        "Connections that the MQTT broker accepted; all but the first of a takeover are reconnects.",
+        "partition",
+    ),
+    "resume_answers": (
+        "What became of them: resumed, trimmed (some commands are left out), error, superseded by a later one, unknown "
+        "(no command was ever sent to such a device), dropped (one refusal too many).",
+        "result",
+    ),
+}
+"""Help and label of each counter."""
+_STATE_GAUGES: Final = {
+    "pending": "Commands taken and not acknowledged.",
+    "pending_bytes": "Payloads of commands taken and not acknowledged.",
+    "in_flight": "Commands pushed and not confirmed.",
+    "awaited": "Commands at the broker that their device has not answered.",
+    "oldest_pending_seconds": "Time since the oldest command that is not acknowledged was emitted, 0 without one.",
+    "devices": "Devices with a command since the takeover.",
+    "held_back_devices": "Devices whose last push was refused, and whose commands wait for another try.",
+    "parked": "Commands that wait in Pulsar for devices that are away.",
+    "parked_devices": "Devices for which commands wait in Pulsar.",
+}
+"""Gauges that are 0 unless this process owns the partition."""
+_GAUGES: Final = {
+    "owned": "1 while this process owns the partition and may push.",
+    "pending_limit": "At this many taken commands reading stops.",
+    "pending_limit_bytes": "At this many bytes reading stops.",
+    "in_flight_limit": "At this many in flight pushing waits.",
+    **_STATE_GAUGES,
+}
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class PushMetrics:
-    """The metrics of one push process; see the help of each."""
+    """The metrics of one push process, by name without prefix and suffix."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"{_NAME}_{name}", text, _PARTITION, registry=registry)
-
-        self.pushed = counter("pushed", "Commands handed to the MQTT link, repeats included.")
-        self.repeated = counter("repeated", "Commands pushed with repeat=1.")
-        self.refused = counter("refused", "PUBACKs that were no success.")
-        self.answers = counter("answers", "Answers of devices to commands that were waiting for one.")
-        self.malformed = counter("malformed", "Messages of devices that MQTT calls malformed; they are skipped.")
-        self.stray_answers = counter("stray_answers", _STRAY)
-        self.forged_answers = counter("forged_answers", _FORGED)
-        self.receipts = counter("receipts", "Receipts stored, by the command's state.", "state")
-        self.dead_letters = counter("dead_letters", "Commands written to the dead letters.")
-        self.takeovers = counter("takeovers", "Partitions that this process became owner of.")
-        self.lost = counter("partitions_lost", "Partitions given up: fenced, or Pulsar was away.")
-        self.connections = counter(
-            "connections",
-            "Connections that the MQTT broker accepted; all but the first of a takeover are reconnects.",
-            "partition",
-        )
-        self.resume_requests = counter("resume_requests", "Requests of devices that hold their own offset.")
-        self.resume_answers = counter("resume_answers", _RESUMES, "result")
+        self.counters = {name: _counter(registry, name, *texts) for name, texts in _COUNTERS.items()}
+        self.gauges = {name: _gauge(registry, name, text, "partition") for name, text in _GAUGES.items()}
         self.confirm = Histogram(
             f"{_NAME}_confirm_seconds",
             "Time from a push to its PUBACK, of delivered commands.",
@@ -90,27 +106,9 @@ class PushMetrics:
             registry=registry,
             buckets=(*_BUCKETS, 300.0, 1800.0, 21600.0),
         )
-        self.owned = gauge("owned", "1 while this process owns the partition and may push.")
-        self.pending = gauge("pending", "Commands taken and not acknowledged.")
-        self.pending_limit = gauge("pending_limit", "At this many taken commands reading stops.")
-        self.pending_bytes = gauge("pending_bytes", "Payloads of commands taken and not acknowledged.")
-        self.pending_limit_bytes = gauge("pending_limit_bytes", "At this many bytes reading stops.")
-        self.in_flight = gauge("in_flight", "Commands pushed and not confirmed.")
-        self.awaited = gauge("awaited", "Commands at the broker that their device has not answered.")
-        self.in_flight_limit = gauge("in_flight_limit", "At this many in flight pushing waits.")
-        self.oldest_pending = gauge(
-            "oldest_pending_seconds",
-            "Time since the oldest command that is not acknowledged was emitted, 0 without one.",
-        )
-        self.devices = gauge("devices", "Devices with a command since the takeover.")
-        self.held_back = gauge(
-            "held_back_devices",
-            "Devices whose last push was refused, and whose commands wait for another try.",
-        )
-        self.parked = gauge("parked", "Commands that wait in Pulsar for devices that are away.")
-        self.parked_devices = gauge("parked_devices", "Devices for which commands wait in Pulsar.")
         self.groups = GroupMetrics(registry)
-        self.lag = gauge("lag_commands", _LAG)
+        lag = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
+        self.lag = _gauge(registry, "lag_commands", lag, "partition")
 
     def partition(self, number: int) -> PartitionMetrics:
         """Return the metrics of one partition."""
@@ -118,7 +116,7 @@ class PushMetrics:
 
     def stored(self, receipt: Receipt) -> None:
         """Count a receipt that Pulsar has."""
-        self.receipts.labels(receipt.state).inc()
+        self.counters["receipts"].labels(receipt.state).inc()
         if receipt.state in ("delivered", "answered") and receipt.confirmed_at_us and receipt.pushed_at_us:
             self.confirm.observe(max(0.0, (receipt.confirmed_at_us - receipt.pushed_at_us) / 1e6))
             if receipt.emitted_at_us:
@@ -131,31 +129,17 @@ class PartitionMetrics:
     def __init__(self, of: PushMetrics, partition: str) -> None:
         self.all = of
         self._partition = partition
-        self.owned = of.owned.labels(partition)
-        self.connections = of.connections.labels(partition)
-        self.pending = of.pending.labels(partition)
-        self.pending_limit = of.pending_limit.labels(partition)
-        self.pending_bytes = of.pending_bytes.labels(partition)
-        self.pending_limit_bytes = of.pending_limit_bytes.labels(partition)
-        self.in_flight = of.in_flight.labels(partition)
-        self.awaited = of.awaited.labels(partition)
-        self.in_flight_limit = of.in_flight_limit.labels(partition)
-        self.oldest_pending = of.oldest_pending.labels(partition)
-        self.devices = of.devices.labels(partition)
-        self.held_back = of.held_back.labels(partition)
-        self.parked = of.parked.labels(partition)
-        self.parked_devices = of.parked_devices.labels(partition)
+        self.gauges = {name: of.gauges[name].labels(partition) for name in _GAUGES}
+        self.connections = of.counters["connections"].labels(partition)
         self.owns = False
 
     def owner(self, owns: bool) -> None:
         """The partition became ours and may be pushed, or is not any more."""
         self.owns = owns
-        self.owned.set(owns)
+        self.gauges["owned"].set(owns)
         if not owns:
-            for gauge in (self.pending, self.in_flight, self.awaited, self.oldest_pending):
-                gauge.set(0)
-            for gauge in (self.pending_bytes, self.devices, self.held_back, self.parked, self.parked_devices):
-                gauge.set(0)
+            for name in _STATE_GAUGES:
+                self.gauges[name].set(0)
 
     def lag(self, commands: int) -> None:
         """Show the backlog that Pulsar reports, while the partition is ours; that of another is shown by its owner."""
@@ -163,13 +147,17 @@ class PartitionMetrics:
 
     def show(self, core: Partition, now_us: int) -> None:
         """Show the state of the core."""
-        self.pending.set(core.commands.pending)
-        self.pending_bytes.set(core.commands.pending_bytes)
-        self.in_flight.set(core.flights.in_flight)
-        self.awaited.set(core.commands.awaited)
-        self.devices.set(len(core.devices.awake))
-        self.held_back.set(core.devices.retrying)
-        self.parked.set(core.segments.parked)
-        self.parked_devices.set(core.devices.parked)
         oldest = core.commands.oldest_emitted_us
-        self.oldest_pending.set(max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0)
+        state = {
+            "pending": core.commands.pending,
+            "pending_bytes": core.commands.pending_bytes,
+            "in_flight": core.flights.in_flight,
+            "awaited": core.commands.awaited,
+            "devices": len(core.devices.awake),
+            "held_back_devices": core.devices.retrying,
+            "parked": core.segments.parked,
+            "parked_devices": core.devices.parked,
+            "oldest_pending_seconds": max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0,
+        }
+        for name, value in state.items():
+            self.gauges[name].set(value)

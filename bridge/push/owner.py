@@ -1,123 +1,246 @@
-"""An owner: the shell around the core of a partition that this process owns."""
+"""An owner: the shell around the core of a partition that this process owns, with its clock and its retention."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 import structlog
 
 from bridge.contract.commands import CommandPosition
-from bridge.health import Part
 from bridge.mqtt.types import Disconnected
-from bridge.push.connection import Connection, Receiver
-from bridge.push.cursor_log import Stored
-from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
+from bridge.push.connection import Connection
+from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten, Stored
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
+from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource
+from bridge.push.partition_log import Arrived, CommandSource, Seen
 from bridge.push.position_tags import PositionTags
-from bridge.push.presence_log import Seen
-from bridge.push.puller import Copied, Pulled
+from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found
-from bridge.push.retention_mover import RetentionMover
 from bridge.push.threads import Budget
-from bridge.push.tracing import Observer, Tracer
-from bridge.push.wall_clock import WallClock
+from bridge.push.tracing import Tracer
 from bridge.settings import Settings
+from bridge.unreadable import leave_out
 
-__all__ = ["Owner"]
+__all__ = ["Owner", "RetentionMover", "RetentionPosition", "WallClock"]
+
+_STEP_S: Final = 1.0
+"""A clock that is slewed goes back by less, and the clock that it is compared with is slewed with it."""
+
+
+class WallClock:
+    """Detects whether the clock was set back since it was made.
+
+    The core gets the time in µs since the epoch, because expiries and signs of life have it. A clock that is set back
+    makes every wait that began before longer: after an hour back, a parked device ignores signs of life for an hour,
+    because they seem older than its absence. So the session ends, and the partition is taken over again from what is
+    stored. A clock that is set forward ends waits early, which costs a repetition at most.
+    """
+
+    def __init__(self) -> None:
+        self._ahead_s = -math.inf
+        self.set_back_s()
+
+    def set_back_s(self) -> float:
+        """Return by how many seconds the clock was set back, 0.0 where it was not. It may have been set ahead before."""
+        ahead = time.time_ns() / 1e9 - time.monotonic()
+        self._ahead_s = max(self._ahead_s, ahead)
+        back = self._ahead_s - ahead
+        return back if back > _STEP_S else 0.0
+
+
+_FIRST_S: Final = 5.0
+_EVERY_S: Final = 60.0
+
+
+class RetentionPosition:
+    """Where the subscription is, as its owner knows. Positions within an entry count as one."""
+
+    def __init__(self, horizon: CommandPosition | None) -> None:
+        """``horizon``: the last command of the topic at the takeover; None for none."""
+        self._horizon = horizon
+        self._at: CommandPosition | None = None
+        self._repeats = False
+
+    def forward(self, to: CommandPosition | None) -> CommandPosition | None:
+        """Return where to seek, None for nowhere; nothing before ``to`` is needed, None if that is unknown."""
+        if to is None:
+            return None
+        ahead = self._at is None or to[:2] > self._at[:2]
+        self._at = to
+        beyond = self._horizon is None or to[:2] >= self._horizon[:2]
+        self._repeats = self._repeats and not beyond
+        return to if ahead else None
+
+    def back(self, to: CommandPosition | None) -> CommandPosition | None:
+        """Return where to seek unless it is before that, None for nowhere; everything from ``to`` on is needed again."""
+        if to is None:
+            return None
+        self._repeats = self._horizon is not None
+        if self._at is not None and to[:2] >= self._at[:2]:
+            return None
+        self._at = to
+        return to
+
+    def repeated(self) -> CommandPosition | None:
+        """Return where to seek again unless it is before that, None for nowhere."""
+        return self._at if self._repeats else None
+
+
+class RetentionMover:
+    """Scans for what the core needs, and moves the subscriptions of commands and relocated commands.
+
+    Moves the retention subscription of a partition's parked commands, behind which Pulsar may trim.
+
+    It moves forward with what the core needs no more, and back if a device gets again what was released before. Every
+    process that may consume can move it, also a former owner that was stopped while it moved the subscription, and
+    continues hours later. Such a process knows of no command that came after our takeover. So after a move back the
+    subscription is moved there again at each scan, until it belongs behind the last command of our takeover: what a
+    former owner releases is retained again before long, and Pulsar deletes nothing of it unless it trims in between.
+    """
+
+    def __init__(
+        self, core: Partition, puller: Puller, horizon: CommandPosition | None, *, every_s: float, now: float
+    ) -> None:
+        """``horizon``: the last command at the takeover. A scan begins ``every_s`` seconds after the last one ended, 0 for
+        the default, and a minute after it at the latest; ``now`` in seconds of the monotonic clock.
+        """
+        self._retention = core.retention
+        self._resume = core.resume
+        self._puller = puller
+        self._position = RetentionPosition(horizon)
+        self._every_s = min(_EVERY_S, every_s or _EVERY_S)
+        self._next = now + _FIRST_S
+        self._copies_from: CommandPosition | None = None
+
+    def turn(self, now: float, now_us: int, *, proven: bool) -> None:
+        """Continue the scan, and let Pulsar trim what no device needs, if the ownership is ``proven`` (H25)."""
+        retention = self._retention
+        if not retention.scanning and now >= self._next:
+            retention.begin_scan()
+        if retention.scan(now_us):
+            self._next = now + self._every_s
+            position = retention.trims_to(now_us)
+            if proven:
+                self._move(position)
+
+    def _move(self, position: CommandPosition | None) -> None:
+        self._seek(self._position.forward(position))
+        self._seek(self._position.repeated(), back=True)
+        copy = None if position is None else self._retention.keeps_copies_from()
+        if copy is not None and (self._copies_from is None or copy[:2] > self._copies_from[:2]):
+            self._copies_from = copy
+            self._puller.retain_from(copy, relocated=True)
+
+    def move_back(self) -> None:
+        """Retain what is sent again, before it is trimmed; what was before it is released later."""
+        self._seek(self._position.back(self._resume.resends_from), back=True)
+
+    def _seek(self, position: CommandPosition | None, *, back: bool = False) -> None:
+        if position is not None:
+            self._puller.retain_from(position, back=back)
+
 
 log = structlog.get_logger("push")
 
 _SHOWN: Final = 200
 
 
-class Owner(Receiver):
+@dataclass(eq=False)
+class Owner:
     """The owner of one partition; all of it runs on the partition's thread."""
 
-    owns = True
+    _settings: Settings
+    _connection: Connection
+    _source: CommandSource
+    _cursors: InitVar[CursorRecords]
+    _budget: Budget
+    _metrics: PartitionMetrics
+    _payloads: Payloads
+    _trace: str
 
-    def __init__(
-        self,
-        settings: Settings,
-        connection: Connection,
-        source: CommandSource,
-        core: Partition,
-        rewriter: CursorRewriter,
-        budget: Budget,
-        secret: bytes,
-        metrics: PartitionMetrics,
-        part: Part,
-        payloads: Payloads,
-        clock: WallClock,
-        trace: str,
-    ) -> None:
-        """``secret`` is the partition's, by which it verifies the positions that devices send."""
-        self._settings = settings
-        self._connection = connection
-        self._source = source
-        self._core = core
-        self._rewriter = rewriter
-        self._budget = budget
-        self._metrics = metrics
-        self._part = part
-        self._payloads = payloads
-        self._clock = clock
+    def __post_init__(self, cursors: CursorRecords) -> None:
+        settings, connection = self._settings, self._connection
         self._log = connection.log
+        self._clock = WallClock()
         self._next_look = 0.0
+        self._rewriter = CursorRewriter(self._log.cursors)
+        self._rewriter.taken_over(cursors, self._source.last)
+        core = self._core = Partition(
+            self._log.partition,
+            limits_of(settings.push),
+            cursors.by_device,
+            None if cursors.clean else self._source.last,
+            cursors.parked,
+            owner=connection.ownership.name,
+            now_us=time.time_ns() // 1000,
+            left_us=cursors.left_us,
+        )
+        for key, why in core.parking.unread:
+            lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
+            leave_out(self._log.cursors.topic, lost, key=key)
         every_s, now = settings.push.offline.relocate_after, time.monotonic()
-        self._retention = RetentionMover(core, source.puller, source.last, every_s=every_s, now=now)
+        self._retention = RetentionMover(core, self._source.puller, self._source.last, every_s=every_s, now=now)
         self._effects = Effects(
             settings,
             core,
             connection.link,
-            connection.log,
-            source,
-            budget,
-            metrics.all,
+            self._log,
+            self._source,
+            self._budget,
+            self._metrics.all,
             self._ask,
-            PositionTags(secret, connection.log.partition),
-            Tracer(trace, core, connection.log.partition, settings.push.confirm) if trace else Observer(),
+            PositionTags(cursors.secret, self._log.partition),
         )
+        if self._trace:
+            tracer = Tracer(self._trace, core, self._log.partition, settings.push.confirm)
+            self._effects.trace = tracer.see
 
     def _ask(self, position: CommandPosition) -> bytes | None:
         return self._payloads.ask(position, lambda at, payload: self._connection.post(PayloadCame(at, payload)))
 
     # --- the session ---
 
-    def begin(self) -> None:
-        """Take over the connection, and what came on it before."""
-        self._connection.serve(self)
-        self._connection.inbound.serve(self._core, self._effects.answered)
-
     def run(self, stopping: threading.Event) -> None:
         """Push until the process stops, or the clock is set back; then wait for what is under way.
 
         Raises FencedError or TransientError.
         """
-        core = self._core
-        while not stopping.is_set() and not self._clock.was_set_back(self._log.partition):
+        core, connection, ownership = self._core, self._connection, self._connection.ownership
+        connection.owner = self
+        connection.inbound.serve(core, self._effects.answered)
+        # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
+        ownership.begin(connection.link.epoch)
+        self._metrics.all.counters["takeovers"].inc()
+        self._metrics.owner(True)
+        log.info("partition is ours", partition=self._log.partition, devices=len(core.devices.cursors))
+        while not stopping.is_set() and not (back_s := self._clock.set_back_s()):
             due = core.next_time_us()
-            self._connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+            connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
+        if not stopping.is_set():
+            log.warning(
+                "the clock was set back, and push takes the partition over again. Action: see what sets this host's clock",
+                partition=self._log.partition,
+                seconds=round(back_s, 1),
+            )
         self._budget.close()
         self._source.puller.drain()
         core.drain()
         self._rewriter.drain()
-        self._drain(time.monotonic() + self._settings.push.drain)
-
-    def _drain(self, end: float) -> None:
-        ownership = self._connection.ownership
-        while not self._core.settled and not ownership.lost and time.monotonic() < end:
-            self._connection.drain_turn()
-        if self._core.clean and not ownership.lost:
+        end = time.monotonic() + self._settings.push.drain
+        while not core.settled and not ownership.lost and time.monotonic() < end:
+            connection.drain_turn()
+        if core.clean and not ownership.lost:
             proof = ownership.write(0, clean=True)
             while not proof.stored and not ownership.lost and time.monotonic() < end:
-                self._connection.drain_turn()
+                connection.drain_turn()
 
     # --- what happens on the connection ---
 
@@ -129,8 +252,7 @@ class Owner(Receiver):
     def link_up(self) -> None:
         """The connection is up and ours: send."""
         self._core.link_up(reports_absence=self._connection.inbound.reports_absence)
-        self._effects.link_up()
-        self._part.ready()
+        self._effects.resume.answers.link_up()
 
     def link_down(self, event: Disconnected) -> None:
         """The connection ended, or an attempt to connect failed."""
@@ -174,8 +296,10 @@ class Owner(Receiver):
         effects = self._effects
         if isinstance(event, Arrived):
             effects.arrived(event.message)
+        elif isinstance(event, Stored) and event.token is CursorsForgotten:
+            self._rewriter.stored()
         elif isinstance(event, Stored):
-            self._stored(event.token)
+            effects.stored(event.token)
         elif isinstance(event, ReceiptsWritten):
             for token in self._log.receipts.written(event):
                 effects.stored(token)
@@ -198,9 +322,3 @@ class Owner(Receiver):
             log.info("push writes the cursors again", partition=self._log.partition)
             self._connection.ownership.write(0)  # an owner that left no record counts as none
             self._rewriter.begin(event, self._core)
-
-    def _stored(self, token: object) -> None:
-        if token is CursorsForgotten:
-            self._rewriter.stored()
-        else:
-            self._effects.stored(token)

@@ -6,16 +6,16 @@ Only their ids stay in memory. A sign of life, a probe or the expiry of a comman
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.push.actions import Ack, Outbox
 from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.presence import Presence
 from bridge.push.probes import Probes
@@ -25,7 +25,7 @@ from bridge.push.segments import Parked, ParkedId, read_segment
 from bridge.push.settlement import DUPLICATE, Settlement
 from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
 
-__all__ = ["Parking", "Pressure", "pressing"]
+__all__ = ["Parking"]
 
 _PART: Final = 8
 """Such a part of the room is made at once, so that not every arriving command has to make its own."""
@@ -45,32 +45,6 @@ def _bytes(device: Device) -> int:
     return sum(one.size for one in _waiting_for(device))
 
 
-class Pressure(NamedTuple):
-    """What fills a partition."""
-
-    weight: Callable[[Device], int]
-    """Returns how much of the room a device takes, in bytes where those fill the partition, else in commands."""
-    excess: int
-    """How much has to leave to make room."""
-
-
-def pressing(devices: Collection[Device], limits: Limits) -> Pressure | None:
-    """Return what fills the partition; None if it has room, or will have.
-
-    Backpressure: whether a partition is full of commands that will not leave by themselves, and the share of each device.
-
-    A full partition receives nothing more from Pulsar, for any device: by the count of its commands or by the bytes of their
-    payloads. A command whose receipt, dead letter or parked id is being stored makes room soon; a command that waits for its
-    device may wait without end. ``parking`` makes the room.
-    """
-    waiting = [device for device in devices if device.queue and device.mode is not Mode.PARKED]
-    for weight, most in ((_bytes, limits.pending_bytes), (_count, limits.pending)):
-        used = sum(map(weight, waiting))
-        if used >= most:
-            return Pressure(weight, used - most + max(1, most // _PART))
-    return None
-
-
 _FULL: Final = "too many commands wait in Pulsar for a device that is away"
 _STAYING: Final = (
     CommandState.NOTED,
@@ -82,37 +56,24 @@ _STAYING: Final = (
 """At the head of the queue they stay: they need no push any more."""
 
 
+@dataclass(eq=False)
 class Parking:
     """Decides what is parked, and parks it."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        horizon: CommandPosition | None,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        segments: SegmentLog,
-        settlement: Settlement,
-        late: LateAnswers,
-        replay: Replay,
-        probes: Probes,
-        presence: Presence,
-    ) -> None:
-        """``horizon``: up to there the former owner may have sent more than the cursors show; None if it did not."""
-        self._limits = limits
-        self._horizon = horizon
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._segments = segments
-        self._settlement = settlement
-        self._late = late
-        self._replay = replay
-        self._probes = probes
-        self._presence = presence
-        self.unread: list[tuple[str, str]] = []
-        """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
+    _limits: Limits
+    _horizon: CommandPosition | None
+    """Up to there the former owner may have sent more than the cursors show; None if it did not."""
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _segments: SegmentLog
+    _settlement: Settlement
+    _late: LateAnswers
+    _replay: Replay
+    _probes: Probes
+    _presence: Presence
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
     def restore(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         """Load what former owners parked for a device. ``left_us``: when the last of them wrote last; it has evaluated
@@ -140,11 +101,6 @@ class Parking:
         if self._horizon is not None:
             self._replay.unmarked.add(name)
         self._probes.restore(name, parked, now_us)
-
-    @property
-    def parks_absent(self) -> bool:
-        """Whether a sign of absence parks a device."""
-        return self._limits.park_absent
 
     def is_uncertain(self, device: Device) -> bool:
         """Return whether the device may have received a queued command that no stored record shows."""
@@ -204,7 +160,7 @@ class Parking:
         if absent:
             return True
         lives = self._presence.seen_us(device.name) >= tracked.pushed_at_us
-        return not lives and (device.replay.probing or device.failures >= self._limits.park_after)
+        return not lives and (device.replay.probing or device.failures >= self._limits.presence.park_after)
 
     def park(self, device: Device, now_us: int) -> None:
         """Have the device's commands wait in Pulsar."""
@@ -254,7 +210,7 @@ class Parking:
 
     def _is_full(self, device: Device, more: int = 0) -> bool:
         """Return whether no further command may be parked; those that are sent again do not count."""
-        most = self._limits.parked_max
+        most = self._limits.parked.most
         count = len(device.parked) + more
         return count >= most and count - device.parked.up_to(device.cursor.position) >= most
 
@@ -286,7 +242,7 @@ class Parking:
 
     def _resend_unproven(self, device: Device, now_us: int) -> None:
         """What the broker confirmed since the last sign of life perhaps did not arrive (H26)."""
-        since = max(self._presence.seen_us(device.name), now_us - self._limits.unsure_us)
+        since = max(self._presence.seen_us(device.name), now_us - self._limits.parked.unsure_us)
         resend = sorted(one for one, at_us in device.cursor.unproven if at_us > since)
         device.cursor.unproven.clear()
         if resend:
@@ -302,13 +258,27 @@ class Parking:
         slow all but the commands under way is parked, and is replayed at once, a few at a time. A slow device that has
         not answered its only command is parked as well.
         """
-        while (pressure := pressing(self._devices.awake.values(), self._limits)) is not None:
-            if not self._relieve(pressure, now_us):
+        while (pressure := self._pressure()) is not None:
+            if not self._relieve(*pressure, now_us):
                 return
 
-    def _relieve(self, pressure: Pressure, now_us: int) -> bool:
+    def _pressure(self) -> tuple[Callable[[Device], int], int] | None:
+        """Return what fills the partition: how much of it a device takes, in bytes where those fill the partition, else in
+        commands, and how much has to leave to make room. None if the partition has room, or will have.
+
+        A full partition receives nothing more from Pulsar, for any device: by the count of its commands or by the bytes
+        of their payloads. A command whose receipt, dead letter or parked id is being stored makes room soon; a command
+        that waits for its device may wait without end.
+        """
+        waiting = [one for one in self._devices.awake.values() if one.queue and one.mode is not Mode.PARKED]
+        for weigh, most in ((_bytes, self._limits.pending_bytes), (_count, self._limits.pending)):
+            used = sum(map(weigh, waiting))
+            if used >= most:
+                return weigh, used - most + max(1, most // _PART)
+        return None
+
+    def _relieve(self, weigh: Callable[[Device], int], excess: int, now_us: int) -> bool:
         """Return whether there will be room."""
-        weigh, excess = pressure
         online = [one for one in self._devices.awake.values() if one.mode is not Mode.PARKED and weigh(one)]
         for device in sorted(online, key=lambda one: (one.failures > 0, weigh(one)), reverse=True):
             before = weigh(device)

@@ -28,22 +28,19 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Action, Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.actions import Action, Outbox, ResumeRequest
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
 from bridge.push.device import Devices
 from bridge.push.flights import Flights
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.parking import Parking
 from bridge.push.presence import Presence
 from bridge.push.probes import Probes
-from bridge.push.relocation import Relocation
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
-from bridge.push.resume_requests import ResumeRequest
-from bridge.push.retention import Retention
+from bridge.push.retention import Relocation, Retention
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import Settlement
 from bridge.push.states import CommandState, Mode
@@ -76,11 +73,11 @@ class Partition:
         self.devices = Devices(limits.remembered_ids, dict(cursors))
         self.flights = Flights(limits)
         self.presence = Presence()
-        late = LateAnswers(answers=limits.answers)
+        late = LateAnswers(answers=limits.answers.confirm)
         base = (self.outbox, self.commands, self.devices)
         self.settlement = Settlement(limits, *base, late)
         self.delivery = Delivery(limits, horizon, *base, self.flights, self.settlement, late)
-        self.segments = SegmentLog(owner, limits.coalesce_us, *base)
+        self.segments = SegmentLog(owner, limits.parked.coalesce_us, *base)
         self.replay = Replay(limits, *base, self.flights, self.segments, self.settlement, late)
         self.probes = Probes(limits, self.devices, self.replay, self.presence)
         self.parking = Parking(
@@ -98,9 +95,9 @@ class Partition:
             limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
-        self.resume = Resume(limits, *base, self.segments, late, self.replay, self.parking, self.retention)
+        self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
-        self._restore({} if parked is None else parked, now_us - limits.unsure_us, left_us)
+        self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 
     def _restore(self, parked: MutableMapping[str, dict[str, bytes]], unproven_since_us: int, left_us: int) -> None:
         for name, cursor in self.devices.cursors.items():
@@ -199,16 +196,6 @@ class Partition:
         self.devices.look_at(device)
         self.resume.cursor_stored(device)
 
-    def receipt_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the receipt of the command at ``position``."""
-        device = self.settlement.receipt_stored(position)
-        if device is not None:
-            self.devices.sleep(device)
-
-    def dead_letter_stored(self, position: CommandPosition) -> None:
-        """Pulsar has the dead letter of the message at ``position``."""
-        self.settlement.dead_letter_stored(position)
-
     def segment_stored(self, parked: Sequence[CommandPosition]) -> None:
         """Pulsar has a segment, and with it the ids of ``parked``."""
         self.outbox.stored()
@@ -258,7 +245,8 @@ class Partition:
 
     def request_answered(self, request: ResumeRequest) -> None:
         """The broker has the answer to a resume request, or cannot accept it: the commands follow."""
-        device, now_us = self.resume.answered(request), self._now_us
+        now_us = self._now_us
+        device = self.resume.answered(request, now_us)
         if device is None:
             return
         self.presence.alive(device.name, request.at_us)
@@ -270,7 +258,6 @@ class Partition:
             device.replay.probe_wait_us = 0
             self.replay.wake(device)
             self.devices.look_at(device)
-        self.resume.serve_next(device.name, now_us)
 
     def _failed(self, failure: Failure, now_us: int) -> None:
         """Park the device of a failed push, or give the command up, or retry it."""
@@ -314,7 +301,7 @@ class Partition:
 
     def gone(self, name: str, at_us: int, now_us: int) -> None:
         """The device gave a sign of absence, such as its will."""
-        if not self.presence.gone(name, at_us) or not self.parking.parks_absent:
+        if not self.presence.gone(name, at_us):
             return
         device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
         if device is None and cursor is not None and cursor.unproven:

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import structlog
+
+from bridge.backoff import backoff_s
 from bridge.contract import (
     COMMANDS_TOPIC,
     CURSORS_TOPIC,
     DEAD_LETTERS_TOPIC,
     PARKED_TOPIC,
+    PRESENCE_TOPIC,
     PUSH_SUBSCRIPTION,
     RECEIPTS_TOPIC,
     RESUME_TOPIC,
@@ -24,21 +28,25 @@ from bridge.contract import (
 )
 from bridge.contract.commands import CommandPosition
 from bridge.contract.partitioning import partition_of
+from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
-from bridge.pulsar.client import Consumer, MessageId, Producer, PulsarClient, our_errors, received
+from bridge.errors import ContractError, PulsebridgeError
+from bridge.pulsar.client import EARLIEST, Consumer, MessageId, Producer, PulsarClient, our_errors, received
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import end_of
 from bridge.push.actions import FindCommands
 from bridge.push.cursor_log import CursorLog, Failed, Writes
-from bridge.push.presence_log import PresenceLog
+from bridge.push.position_reader import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.push.puller import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog
-from bridge.push.stored_message import StoredMessage, stored_message
 from bridge.push.threads import Budget, reporting_failure
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "CommandSource", "PartitionLog", "receive_commands"]
+__all__ = ["Arrived", "CommandSource", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
+
+log = structlog.get_logger("push")
 
 _RECEIVE_MS: Final = 500
 """How long a receive waits before it looks whether the session has ended: closing a client while a thread waits in its
@@ -47,6 +55,101 @@ _QUEUE: Final = 10
 """Entries that Pulsar's client reads ahead: it needs 3 KB and more for each message in them, so 3 MB for entries with a
 hundred messages. The broker counts entries, the client messages.
 """
+_IDLE_MS: Final = 500
+_GATHER_MS: Final = 5
+_AT_ONCE: Final = 256
+_RETRY_S: Final = (1.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Event: devices and when each gave a sign of life, in µs since the epoch by the clock of the host that received it."""
+
+    signs: tuple[tuple[str, int], ...]
+
+
+class PresenceLog:
+    """Reads the signs of life that ingest notes in Pulsar, on a thread of its own: in the partition of the presence topic
+    that has the number of a commands partition. ``post`` is called on that thread.
+
+    It begins with the last sign of each device in the compacted topic, and continues with new ones. Push does not wait
+    for it: while the first ones are read, a device counts as online.
+    """
+
+    def __init__(self, client: PulsarClient, partition: int, post: Callable[[object], None]) -> None:
+        self._client = client
+        self._partition = partition
+        self._post = post
+        self._closing = threading.Event()
+        self._from: MessageId = EARLIEST
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name=f"push-presence-{partition}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; before the client is closed."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        attempt = 0
+        while not self._closing.is_set():
+            try:
+                topic = self._topic()
+                if topic is not None:
+                    self._read(topic)
+                    attempt = 0
+            except PulsebridgeError as e:
+                log.debug("signs of life cannot be read", partition=self._partition, why=str(e))
+            except Exception:  # push does not wait for this thread: its end must not go unnoticed
+                log.error("signs of life cannot be read. Action: report this", shown=1, exc_info=True)
+            self._closing.wait(backoff_s(attempt, *_RETRY_S, 0.5))
+            attempt += 1
+
+    def _topic(self) -> str | None:
+        """Return the partition to be read, None while there is none that has our devices."""
+        settings = self._client.settings
+        topic = settings.system_topic(PRESENCE_TOPIC)
+        partitions = self._client.partitioned(topic)
+        commands = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
+        if partitions and len(partitions) != len(commands) and not self._warned:
+            self._warned = True
+            log.warning(
+                f"what ingest hears wakes no device: run pulsar-admin topics delete-partitioned-topic {topic}, and it is "
+                "re-created with as many partitions as the commands have",
+                partitions=len(partitions),
+                wanted=len(commands),
+            )
+        return partitions[self._partition] if partitions and len(partitions) == len(commands) else None
+
+    def _read(self, topic: str) -> None:
+        reader: Any = self._client.reader(topic, self._from, queue=1000, compacted=True)
+        try:
+            while not self._closing.is_set():
+                self._some(topic, reader)
+        finally:
+            close_quietly(reader)
+
+    def _some(self, topic: str, reader: Any) -> None:
+        """Wait for a record and hand it on with those that come close behind it."""
+        signs: list[tuple[str, int]] = []
+        while len(signs) < _AT_ONCE and not self._closing.is_set():
+            wait_ms = _GATHER_MS if signs else _IDLE_MS
+            message = received(reader.read_next, wait_ms, f"reading {topic}")
+            if message is None:
+                break
+            self._from = message.message_id()
+            device = record_key(message, topic)
+            if not device or not message.data():
+                continue
+            try:
+                record = PresenceRecord.decode(message.data())
+            except ContractError as e:
+                leave_out_foreign(topic, message.message_id(), str(e), device)
+                continue
+            signs.append((device, record.seen_us))
+        if signs:
+            self._post(Seen(tuple(signs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +159,32 @@ class Arrived:
     message: StoredMessage
 
 
-class _Topics:
-    """The partitions of the topics that receipts and dead letters go to, by device."""
+class WrittenTopics:
+    """The partitions of the topics that a process writes to, by key, and a producer for each."""
 
-    def __init__(self, client: PulsarClient, settings: PulsarSettings) -> None:
+    def __init__(self, client: PulsarClient) -> None:
         self._client = client
-        self._settings = settings
         self._partitions: dict[str, list[str]] = {}
         self._producers: dict[str, Producer] = {}
 
     def partitions(self, local: str) -> list[str]:
+        """Return the partitions of a topic, which are asked for once."""
         names = self._partitions.get(local)
         if names is None:
-            topic = self._settings.system_topic(local)
+            topic = self._client.settings.system_topic(local)
             names = self._partitions[local] = self._client.partitions(topic) or [topic]
         return names
 
-    def partition(self, local: str, device: str) -> str:
+    def partition(self, local: str, key: str) -> str:
+        """Return the partition that has the messages with ``key``."""
         names = self.partitions(local)
-        return names[partition_of(device, len(names))]
+        return names[partition_of(key, len(names))]
 
-    def producer(self, topic: str) -> Producer:
+    def producer(self, topic: str, *, batching: bool = False) -> Producer:
+        """Return the producer of a partition, which sends chunks if it does not batch."""
         found = self._producers.get(topic)
         if found is None:
-            found = self._client.producer(topic, batching=False, chunking=True, max_pending=60_000)
+            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=60_000)
             self._producers[topic] = found
         return found
 
@@ -93,7 +198,7 @@ class PartitionLog:
         self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
-        self._topics = _Topics(self._client, settings)
+        self._topics = WrittenTopics(self._client)
         self.partition = partition
         self.commands = self._partition(COMMANDS_TOPIC)
         self.writes = Writes(post)

@@ -9,18 +9,117 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Generator
+from typing import Any, Final, NamedTuple
 
 import structlog
 
 from bridge.contract.commands import CommandPosition
-from bridge.errors import PulsebridgeError, TransientError
-from bridge.pulsar.client import Message, PulsarClient, message_id, our_errors, received
+from bridge.errors import TransientError
+from bridge.pulsar.client import (
+    NO_TEXT,
+    Message,
+    MessageId,
+    PulsarClient,
+    key_of,
+    message_id,
+    our_errors,
+    properties_of,
+    received,
+)
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
-from bridge.push.stored_message import StoredMessage, stored_message
+from bridge.unreadable import leave_out
 
-__all__ = ["NothingComes", "Pace", "PositionReader"]
+__all__ = [
+    "NothingComes",
+    "Pace",
+    "PositionReader",
+    "StoredMessage",
+    "leave_out_foreign",
+    "position_of",
+    "read_records",
+    "record_key",
+    "stored_message",
+]
+
+
+class StoredMessage(NamedTuple):
+    """A message that was read from Pulsar. ``message_id`` acknowledges it."""
+
+    position: CommandPosition
+    message_id: MessageId
+    key: str
+    payload: bytes
+    properties: dict[str, str]
+    published_ms: int
+    problem: str = ""
+    """Why key or properties are missing, for a message that no writer of ours wrote."""
+
+
+def position_of(message_id: MessageId) -> CommandPosition:
+    """Return the position of a message id."""
+    return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+
+
+def record_key(message: Message, topic: str) -> str | None:
+    """Return the key of a record that only push writes, None for a foreign one, whose key is not UTF-8."""
+    key = key_of(message)
+    if key is None:
+        leave_out_foreign(topic, message.message_id(), "its key is not UTF-8")
+    return key
+
+
+def read_records(
+    client: PulsarClient,
+    topic: str,
+    start: MessageId,
+    *,
+    compacted: bool = False,
+    inclusive: bool = True,
+    over: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[str, Message]]:
+    """Yield key and message of each record in a topic that only push writes, until the caller has the last one that it
+    waits for, or ``over``. Foreign records are reported and left out, and so is what compaction leaves of a message in the
+    midst of a batch.
+
+    Raises TransientError when nothing comes for ten seconds.
+    """
+    reader: Any = client.reader(topic, start, compacted=compacted, inclusive=inclusive)
+    try:
+        while True:
+            end = time.monotonic() + _RECORD_PATIENCE_S
+            while (message := received(reader.read_next, _READ_MS, f"reading {topic}")) is None:
+                if over():
+                    return
+                if time.monotonic() > end:
+                    raise TransientError(f"reading {topic}: nothing comes")
+            key = record_key(message, topic)
+            if key or (key is not None and message.data()):
+                yield key, message
+    finally:
+        close_quietly(reader)
+
+
+def leave_out_foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
+    """Report a record in a topic that only push writes, and leave it out."""
+    leave_out(topic, why, position=str(position_of(where)), key=key)
+
+
+def stored_message(message: Message) -> StoredMessage:
+    """Return what push needs of a message."""
+    where = message.message_id()
+    key, properties = key_of(message), properties_of(message)
+    return StoredMessage(
+        position_of(where),
+        where,
+        key or "",
+        message.data(),
+        properties or {},
+        message.publish_timestamp(),
+        NO_TEXT if key is None or properties is None else "",
+    )
+
 
 log = structlog.get_logger("push")
 
@@ -31,6 +130,7 @@ _PASSED: Final = 4000
 _PASSED_BYTES: Final = 4 * 1024 * 1024
 """What is kept of that."""
 _READ_MS: Final = 500
+_RECORD_PATIENCE_S: Final = 10.0
 _PATIENCE_S: Final = 30.0
 _OPENING_S: Final = 0.05
 _ENTRY_S: Final = 0.0005
@@ -42,29 +142,6 @@ _WEIGHT: Final = 0.2
 
 class NothingComes(TransientError):
     """Raised when for half a minute no message comes, and Pulsar says that there is one."""
-
-
-class _Patience:
-    """Ends a read for which nothing comes."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._answers_since: float | None = None
-
-    def waited(self, doing: str, *, answered: bool) -> None:
-        """Nothing came again; ``answered``: Pulsar reports that there is a message.
-
-        Raises NothingComes when it reported so for half a minute, else TransientError after half a minute.
-        """
-        now = time.monotonic()
-        if not answered:
-            self._answers_since = None
-            if now - self._since > _PATIENCE_S:
-                raise TransientError(f"{doing}: Pulsar does not answer")
-        elif self._answers_since is None:
-            self._answers_since = now
-        elif now - self._answers_since > _PATIENCE_S:
-            raise NothingComes(f"{doing}: nothing comes")
 
 
 class Pace:
@@ -139,7 +216,7 @@ class PositionReader:
     def read(self, wanted: CommandPosition) -> StoredMessage | None:
         """Return the message at ``wanted``, None when Pulsar has only later ones or none, or when it is over.
 
-        Raises NothingComes, and what a reader raises.
+        Raises NothingComes, TransientError when Pulsar does not answer for half a minute, and what a reader raises.
         """
         passed = self._passed.pop(wanted, None)
         if passed is not None:
@@ -148,7 +225,9 @@ class PositionReader:
         trying = self._at is not None and self._pace.reads_on(self._at, wanted, self._near)
         if not trying:
             self._open(wanted)
-        patience, end = _Patience(), time.monotonic() + self._pace.opening
+        since = time.monotonic()
+        end = since + self._pace.opening
+        answered_since: float | None = None
         while not self._over():
             came = self._next()
             if came is None:
@@ -156,7 +235,12 @@ class PositionReader:
                 if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
-                patience.waited(f"reading {self._topic} at {wanted}", answered=more is not None)
+                now = time.monotonic()
+                answered_since = (answered_since or now) if more else None
+                if now - (answered_since or since) > _PATIENCE_S:
+                    if more:
+                        raise NothingComes(f"reading {self._topic} at {wanted}: nothing comes")
+                    raise TransientError(f"reading {self._topic} at {wanted}: Pulsar does not answer")
                 continue
             message = stored_message(came)
             self._measure(message.position)
@@ -219,8 +303,4 @@ class PositionReader:
         """Close what is open; the next read opens it again. Errors of Pulsar are ignored."""
         reader, self._reader, self._at = self._reader, None, None
         if reader is not None:
-            try:
-                with our_errors(f"closing the reader of {self._topic}"):
-                    reader.close()
-            except PulsebridgeError as e:
-                log.debug("a reader was not closed cleanly", topic=self._topic, why=str(e))
+            close_quietly(reader)

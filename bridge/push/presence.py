@@ -28,18 +28,12 @@ class Presence:
         # Last sign of life, last sign of absence.
         self._known: BoundedMap[tuple[int, int]] = BoundedMap(most_bytes, each=192)
 
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def _note(self, device: str, seen: int, absent: int) -> None:
-        self._known.put(device, (seen, absent))
-
     def alive(self, device: str, at_us: int) -> bool:
         """Note a sign of life. Returns whether it is the newest that is known of the device."""
         seen, absent = self._known.get(device, (0, 0))
         if at_us < absent:
             return False
-        self._note(device, max(seen, at_us), 0)
+        self._known.put(device, (max(seen, at_us), 0))
         return True
 
     def gone(self, device: str, at_us: int) -> bool:
@@ -47,7 +41,7 @@ class Presence:
         seen, absent = self._known.get(device, (0, 0))
         if at_us <= seen:
             return False
-        self._note(device, seen, max(absent, at_us))
+        self._known.put(device, (seen, max(absent, at_us)))
         return True
 
     def absent(self, device: str) -> bool:

@@ -7,6 +7,7 @@ A probe is one command of the device, sent alone. It is sent if its result can s
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
@@ -29,25 +30,25 @@ _RETAINED_US: Final = 2_000_000
 """After this time on a new connection the wills that the broker retained have arrived."""
 
 
+@dataclass(eq=False)
 class Probes:
     """When each parked device is probed, and when its oldest parked command expires."""
 
-    def __init__(self, limits: Limits, devices: Devices, replay: Replay, presence: Presence) -> None:
-        self._limits = limits
-        self._devices = devices
-        self._replay = replay
-        self._presence = presence
-        self._timers: list[tuple[int, str]] = []
-        self._timers_most = _TIMERS
-        self._round: list[str] = []  # devices that are due; the last one is the next
-        self._next_round: list[str] = []
-        self.reports_absence = False
-        """Whether the broker of this connection reports that no client is subscribed (PUBACK 0x10)."""
-        self.absence_proven = False
-        """Whether the broker has reported that for a command."""
-        self._former: list[str] = []  # devices to which the former owner was sending parked commands
-        self.continue_at_us: int | None = None
-        """When their replay continues, None for not."""
+    _limits: Limits
+    _devices: Devices
+    _replay: Replay
+    _presence: Presence
+    _timers: list[tuple[int, str]] = field(default_factory=list)
+    _timers_most: int = _TIMERS
+    _round: list[str] = field(default_factory=list)  # devices that are due; the last one is the next
+    _next_round: list[str] = field(default_factory=list)
+    reports_absence: bool = False
+    """Whether the broker of this connection reports that no client is subscribed (PUBACK 0x10)."""
+    absence_proven: bool = False
+    """Whether the broker has reported that for a command."""
+    _former: list[str] = field(default_factory=list)  # devices to which the former owner was sending parked commands
+    continue_at_us: int | None = None
+    """When their replay continues, None for not."""
 
     @property
     def waiting(self) -> bool:
@@ -65,9 +66,9 @@ class Probes:
 
     def is_away(self, device: Device, now_us: int) -> bool:
         """Return whether a device counts as absent."""
-        if self._limits.park_absent and self._presence.absent(device.name):
+        if self._presence.absent(device.name):
             return True
-        seen, silence = self._presence.seen_us(device.name), self._limits.silence_us
+        seen, silence = self._presence.seen_us(device.name), self._limits.presence.silence_us
         return bool(seen and silence and now_us - seen >= silence)
 
     def link_up(self, now_us: int, *, reports_absence: bool) -> None:
@@ -97,7 +98,7 @@ class Probes:
 
     def restore(self, name: str, parked: Parked, now_us: int) -> None:
         """Plan the first probe of a device whose commands a former owner parked: all of them within half a minute."""
-        wait = self._limits.probe_min_us
+        wait = self._limits.presence.probe_min_us
         at_us = now_us + _spread_us(name, wait)
         self._devices.dormant[name] = Dormant(parked, wait, at_us)
         self._set_timer(at_us, name)
@@ -106,10 +107,10 @@ class Probes:
     def plan(self, device: Device, now_us: int) -> None:
         """Plan the next probe; the wait doubles each time."""
         replay, limits = device.replay, self._limits
-        replay.probe_wait_us = replay.probe_wait_us or limits.probe_min_us
+        replay.probe_wait_us = replay.probe_wait_us or limits.presence.probe_min_us
         replay.probe_at_us = now_us + replay.probe_wait_us
         self._set_timer(replay.probe_at_us, device.name)
-        replay.probe_wait_us = min(2 * replay.probe_wait_us, limits.probe_max_us)
+        replay.probe_wait_us = min(2 * replay.probe_wait_us, limits.presence.probe_max_us)
 
     def plan_again(self, device: Device, at_us: int) -> None:
         """Keep the probe as it was planned: at a time, or at its turn."""
@@ -169,7 +170,7 @@ class Probes:
 
     def _can_probe(self, name: str) -> bool:
         """Return whether a probe would show anything: of a broker that queues or drops for absent devices it does not."""
-        return self._limits.answers or (self.reports_absence and not self._presence.absent(name))
+        return self._limits.answers.confirm or (self.reports_absence and not self._presence.absent(name))
 
     def _line_up(self, name: str) -> None:
         """Have a parked device wait for its turn; of a dormant one only the ids stay in memory."""
@@ -186,8 +187,8 @@ class Probes:
         if dormant is None:
             self.plan(self._devices.awake[name], now_us)
             return
-        wait = dormant.probe_wait_us or self._limits.probe_min_us
-        longer = min(2 * wait, self._limits.probe_max_us)
+        wait = dormant.probe_wait_us or self._limits.presence.probe_min_us
+        longer = min(2 * wait, self._limits.presence.probe_max_us)
         self._devices.dormant[name] = Dormant(dormant.parked, longer, now_us + wait)
         self._set_timer(now_us + wait, name)
 

@@ -15,7 +15,9 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -23,20 +25,17 @@ import structlog
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import (
-    OK,
-    MessageId,
     Producer,
     PulsarClient,
     message_id,
     our_errors,
     received,
 )
-from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
+from bridge.pulsar.sending import Receipts
 from bridge.push.actions import Copy, Pull
-from bridge.push.position_reader import PositionReader
+from bridge.push.position_reader import PositionReader, StoredMessage, position_of
 from bridge.push.segments import GONE
-from bridge.push.stored_message import StoredMessage, position_of
 from bridge.push.threads import Budget, reporting_failure
 
 __all__ = ["Copied", "Pulled", "Puller", "wanted_by"]
@@ -66,16 +65,6 @@ class Copied:
     copies: tuple[CommandPosition, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Retain:
-    """Order to keep everything from ``position`` on, of the commands or the relocated ones; ``back``: release nothing."""
-
-    position: CommandPosition
-    relocated: bool
-    back: bool
-
-
-_Order = Pull | Copy | _Retain
 Where = tuple[CommandPosition, CommandPosition | None]
 """The position of a command, and of its copy."""
 
@@ -92,54 +81,46 @@ def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
     return sorted(found.items(), key=lambda one: one[0][0])
 
 
+@dataclass(eq=False)
 class Puller:
     """Reads one partition of the commands, and the same partition of ``relocated``, the topic of relocated commands. ``post``
     and ``failed`` are called on the puller's thread.
     """
 
-    def __init__(
-        self,
-        client: PulsarClient,
-        topic: str,
-        relocated: str,
-        partition: int,
-        post: Callable[[object], None],
-        failed: Callable[[Exception], None],
-        *,
-        max_bytes: int,
-    ) -> None:
-        """It reads while it has posted less than ``max_bytes`` of payloads that were not released."""
-        self._client = client
-        self._topic = topic
-        self._relocated = relocated
-        self._partition = partition
-        self._post = post
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+    _client: PulsarClient
+    _topic: str
+    _relocated: str
+    _partition: int
+    _post: Callable[[object], None]
+    failed: InitVar[Callable[[Exception], None]]
+    max_bytes: InitVar[int]
+    """It reads while it has posted less payloads that were not released."""
+
+    def __post_init__(self, failed: Callable[[Exception], None], max_bytes: int) -> None:
+        client, topic, partition = self._client, self._topic, self._partition
+        self._orders: queue.SimpleQueue[Pull | Copy | Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._budget = Budget(sys.maxsize, max_bytes)
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._probing = PositionReader(client, topic, partition, over=self._closing.is_set)
-        self._copies = PositionReader(client, relocated, partition, over=self._closing.is_set)
+        self._copies = PositionReader(client, self._relocated, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
-        self._warned = False
         self._thread = threading.Thread(
             target=reporting_failure(self._run, failed), name=f"push-pull-{partition}", daemon=True
         )
         self._thread.start()
 
-    def pull(self, order: Pull) -> None:
-        """Read what the order names; ``Pulled`` is posted for each. The commands of a device come in the order of the log."""
-        self._orders.put(order)
-
-    def copy(self, order: Copy) -> None:
-        """Copy what the order names; ``Copied`` is posted."""
+    def begin(self, order: Pull | Copy) -> None:
+        """Read what the order names, and post ``Pulled`` for each, those of a device in the order of the log; or copy it, and
+        post ``Copied``.
+        """
         self._orders.put(order)
 
     def retain_from(self, position: CommandPosition, *, relocated: bool = False, back: bool = False) -> None:
         """Have Pulsar keep everything from ``position`` on, and nothing before it. The owner orders it after its state was
         rebuilt (H25). ``back``: release nothing.
         """
-        self._orders.put(_Retain(position, relocated, back))
+        self._orders.put(partial(self._retain, self._relocated if relocated else self._topic, position, back=back))
 
     def release(self, size: int) -> None:
         """A posted message with a payload of ``size`` bytes is not needed any more."""
@@ -159,7 +140,10 @@ class Puller:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                orders = self._all_waiting()
+                orders = [self._orders.get()]
+                with suppress(queue.Empty):
+                    while True:
+                        orders.append(self._orders.get_nowait())
                 pulls = [order for order in orders if isinstance(order, Pull)]
                 # A device that gives a sign of life while it is probed wants more: its probe comes before that.
                 online = {pull.device for pull in pulls if not pull.probing}
@@ -167,117 +151,81 @@ class Puller:
                 self._sweep([pull for pull in pulls if pull.device not in online], self._probing)
                 for order in orders:
                     if isinstance(order, Copy):
-                        self._post(Copied(order.relocation, self._try_to_copy(order)))
-                    elif isinstance(order, _Retain):
-                        self._try_to_retain(order)
+                        self._post(Copied(order.relocation, self._copy(order)))
+                    elif callable(order):
+                        order()
         finally:
             for reader in (self._reading, self._probing, self._copies):
                 reader.close()
-
-    def _all_waiting(self) -> list[_Order | None]:
-        """Wait for an order; return it and those that wait behind it."""
-        found = [self._orders.get()]
-        while True:
-            try:
-                found.append(self._orders.get_nowait())
-            except queue.Empty:
-                return found
 
     def _sweep(self, pulls: list[Pull], reader: PositionReader) -> None:
         """Read once through the log. What is ordered meanwhile is read by the next sweep, so that each order gets its turn."""
         for (position, copy), several in wanted_by(pulls):
             self._budget.wait()
-            message = reader.read(position) if copy is None else self._copy_at(copy)
+            if copy is None:
+                message = reader.read(position)
+            else:
+                message = None if copy == GONE else self._copies.read(copy)
             if self._closing.is_set():
                 return
             for pull in several:
                 self._budget.acquire(0 if message is None else len(message.payload))
                 self._post(Pulled(pull, position, message))
 
-    def _copy_at(self, copy: CommandPosition) -> StoredMessage | None:
-        return None if copy == GONE else self._copies.read(copy)
-
-    def _try_to_copy(self, order: Copy) -> tuple[CommandPosition, ...] | None:
+    def _copy(self, order: Copy) -> tuple[CommandPosition, ...] | None:
         """Copy commands. If that fails they stay where they are, and are tried again later."""
+        copies = [GONE] * len(order.positions)
+        receipts, sent, operation = Receipts(), [], f"writing to {self._relocated}"
         try:
-            return self._copy(order)
+            if self._producer is None:
+                self._producer = self._client.producer(self._relocated, batching=False)
+            for at, position in enumerate(order.positions):
+                message = self._reading.read(position)
+                if message is None and self._closing.is_set():
+                    return None
+                if message is not None:
+                    sent.append(at)
+                    with our_errors(operation):
+                        self._producer.send_async(
+                            message.payload, receipts.of(at), partition_key=message.key, properties=message.properties
+                        )
+            end = time.monotonic() + _PATIENCE_S
+            while not receipts.wait(_LOOK_S):
+                if self._closing.is_set():
+                    return None
+                if time.monotonic() > end:
+                    raise TransientError(f"{operation}: no receipt comes")
+            for at in sent:
+                if (error := receipts.error(at, operation)) is not None:
+                    raise error
+                copies[at] = position_of(receipts.message_id(at))
         except PulsebridgeError as e:
             self._producer = None
-            if not self._warned:
-                self._warned = True
-                log.warning(
-                    "push cannot relocate commands that are parked for long, and they keep Pulsar from trimming others. "
-                    "Action: see that the topic exists, with as many partitions as the commands",
-                    topic=self._relocated,
-                    why=str(e),
-                )
-            return None
-
-    def _copy(self, order: Copy) -> tuple[CommandPosition, ...] | None:
-        if self._producer is None:
-            self._producer = self._client.producer(self._relocated, batching=False)
-        copies = [GONE] * len(order.positions)
-        errors: list[object] = []
-        answered = threading.Semaphore(0)
-        sent = 0
-        for at, position in enumerate(order.positions):
-            message = self._reading.read(position)
-            if message is None and self._closing.is_set():
-                return None
-            if message is not None:
-                sent += 1
-                with our_errors(f"writing to {self._relocated}"):
-                    self._producer.send_async(
-                        message.payload,
-                        _noting(copies, at, errors, answered),
-                        partition_key=message.key,
-                        properties=message.properties,
-                    )
-        end = time.monotonic() + _PATIENCE_S
-        while sent and not self._closing.is_set():
-            if answered.acquire(timeout=_LOOK_S):
-                sent -= 1
-            elif time.monotonic() > end:
-                raise TransientError(f"writing to {self._relocated}: no receipt comes")
-        if errors:
-            raise as_our_error(errors[0], f"writing to {self._relocated}")
-        return None if sent else tuple(copies)
-
-    def _try_to_retain(self, order: _Retain) -> None:
-        """Move the subscription. If that fails Pulsar keeps more than needed until the next move."""
-        try:
-            self._retain(self._relocated if order.relocated else self._topic, order.position, back=order.back)
-        except PulsebridgeError as e:
-            log.debug(
-                "the retention subscription of parked commands could not be moved",
-                partition=self._partition,
+            log.warning(
+                "push cannot relocate commands that are parked for long, and they keep Pulsar from trimming others. Action: "
+                "see that the topic exists, with as many partitions as the commands",
+                topic=self._relocated,
                 why=str(e),
+                shown=1,
             )
+            return None
+        return tuple(copies)
 
     def _retain(self, topic: str, position: CommandPosition, *, back: bool) -> None:
-        consumer: Any = self._client.consumer(topic, PARKED_RETENTION, queue=1)
+        """Move the subscription. If that fails Pulsar keeps more than needed until the next move."""
         try:
-            if back:
-                # Its first message shows where it is. It may be further back, for other devices.
-                first = received(consumer.receive, _FIRST_MS, f"looking at {PARKED_RETENTION} on {topic}")
-                if first is not None and position_of(first.message_id())[:2] <= position[:2]:
-                    return
-            with our_errors(f"moving {PARKED_RETENTION} on {topic}"):
-                consumer.seek(message_id(self._partition, position.ledger, position.entry, -1))
-            log.debug("retention subscription of parked commands moved", topic=topic, position=str(position))
-        finally:
-            with our_errors(f"closing {PARKED_RETENTION} on {topic}"):
-                consumer.close()
-
-
-def _noting(
-    copies: list[CommandPosition], at: int, errors: list[object], answered: threading.Semaphore
-) -> Callable[[object, MessageId], None]:
-    def receipt(result: object, where: MessageId) -> None:  # on a thread of Pulsar's client
-        if result == OK:
-            copies[at] = position_of(where)
-        else:
-            errors.append(result)
-        answered.release()
-
-    return receipt
+            consumer: Any = self._client.consumer(topic, PARKED_RETENTION, queue=1)
+            try:
+                if back:
+                    # Its first message shows where it is. It may be further back, for other devices.
+                    first = received(consumer.receive, _FIRST_MS, f"looking at {PARKED_RETENTION} on {topic}")
+                    if first is not None and position_of(first.message_id())[:2] <= position[:2]:
+                        return
+                with our_errors(f"moving {PARKED_RETENTION} on {topic}"):
+                    consumer.seek(message_id(self._partition, position.ledger, position.entry, -1))
+                log.debug("retention subscription of parked commands moved", topic=topic, position=str(position))
+            finally:
+                with our_errors(f"closing {PARKED_RETENTION} on {topic}"):
+                    consumer.close()
+        except PulsebridgeError as e:
+            log.debug("the retention subscription of parked commands could not be moved", topic=topic, why=str(e))

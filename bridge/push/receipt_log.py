@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.backoff import backoff_s
@@ -43,17 +43,18 @@ class _Row(Entry):
         self.token = token
 
 
+@dataclass(slots=True, eq=False)
 class _Partition:
     """A partition of the receipts, and its producer."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.unstored = ProducerQueue()
-        self.producer: BatchProducer | None = None
-        self.identity: Identity | None = None  # of the next producer
-        self.opening = False
-        self.attempts = 0
-        self.retry_at = 0.0
+    name: str
+    unstored: ProducerQueue = field(default_factory=ProducerQueue)
+    producer: BatchProducer | None = None
+    identity: Identity | None = None
+    """Of the next producer."""
+    opening: bool = False
+    attempts: int = 0
+    retry_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

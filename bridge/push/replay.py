@@ -5,15 +5,16 @@ Which devices are parked is the matter of ``parking``; ``probes`` decides when a
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
 from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import DUPLICATE, Settlement
@@ -24,16 +25,8 @@ __all__ = ["PROBE_EVERY", "Budget", "Replay", "ReplayScheduler"]
 PROBE_EVERY: Final = 8
 
 
-class _Entry(NamedTuple):
-    head: CommandPosition
-    name: str
-    device: Device
-
-
 class ReplayScheduler:
-    """Devices that want some of their parked commands, each once.
-
-    In which order the parked commands of devices are read.
+    """Devices that want some of their parked commands, each once, and in which order these are read.
 
     They are read in rounds, each in the order of the log by the first command that each device still waits for: so reads lie
     close together, with any number of devices. A device that wants more waits for the next round. One of eight turns is for
@@ -77,28 +70,29 @@ class ReplayScheduler:
 
 class _Rounds:
     def __init__(self) -> None:
-        self._round: list[_Entry] = []  # the last one is the next
-        self._following: list[_Entry] = []
-        self._entries: dict[str, _Entry] = {}  # others in the lists were removed
+        self._round = 0
+        self._heap: list[tuple[int, CommandPosition, str]] = []  # round, head and name
+        self._waiting: dict[str, tuple[tuple[int, CommandPosition, str], Device]] = {}  # other entries were removed
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def add(self, device: Device, head: CommandPosition) -> None:
-        entry = self._entries[device.name] = _Entry(head, device.name, device)
-        self._following.append(entry)
+        entry = (self._round + 1, head, device.name)
+        self._waiting[device.name] = entry, device
+        heapq.heappush(self._heap, entry)
 
     def discard(self, device: Device) -> None:
-        self._entries.pop(device.name, None)
+        self._waiting.pop(device.name, None)
 
     def next(self) -> Device:
         while True:
-            if not self._round:
-                self._round, self._following = sorted(self._following, key=lambda one: one[:2], reverse=True), []
-            entry = self._round.pop()
-            if self._entries.get(entry.name) is entry:
-                del self._entries[entry.name]
-                return entry.device
+            entry = heapq.heappop(self._heap)
+            found, device = self._waiting.get(entry[2], (None, None))
+            if found is entry and device is not None:
+                self._round = entry[0]
+                del self._waiting[device.name]
+                return device
 
 
 _AHEAD: Final = 16
@@ -133,36 +127,29 @@ class Budget:
         return self._at_us + int(missing * _SECOND / self._rate) + 1
 
 
+@dataclass(eq=False)
 class Replay:
     """The parked commands that are being read, or were read and are not settled."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        flights: Flights,
-        segments: SegmentLog,
-        settlement: Settlement,
-        late: LateAnswers,
-    ) -> None:
-        self._window = limits.replay_window
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._flights = flights
-        self._segments = segments
-        self._settlement = settlement
-        self._late = late
-        self._epochs = 0
-        self._failing: set[CommandPosition] = set()  # pulled commands that online devices do not answer
-        self.coming = 0
-        """Parked commands that are being read."""
-        self.scheduler = ReplayScheduler()
-        self.budget = Budget(limits.replay_rate, limits.replay_window)
-        self.unmarked: set[str] = set()
-        """Devices with parked commands that were sent and that no stored segment marks as such."""
+    _limits: Limits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _flights: Flights
+    _segments: SegmentLog
+    _settlement: Settlement
+    _late: LateAnswers
+    _epochs: int = 0
+    _failing: set[CommandPosition] = field(default_factory=set)  # pulled commands that online devices do not answer
+    coming: int = 0
+    """Parked commands that are being read."""
+    scheduler: ReplayScheduler = field(default_factory=ReplayScheduler)
+    budget: Budget = field(init=False)
+    unmarked: set[str] = field(default_factory=set)
+    """Devices with parked commands that were sent and that no stored segment marks as such."""
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self._limits.parked.replay_rate, self._limits.parked.replay_window)
 
     # --- modes ---
 
@@ -231,8 +218,9 @@ class Replay:
     @property
     def _room(self) -> int:
         # Commands of devices that do not answer wait for long, one of each device: others need the window.
-        failing = min(len(self._failing), _FAILING * self._window)
-        return self._window - self.coming - (self._commands.pulled_count - failing)
+        window = self._limits.parked.replay_window
+        failing = min(len(self._failing), _FAILING * window)
+        return window - self.coming - (len(self._commands.pulled) - failing)
 
     @property
     def may_pull(self) -> bool:
@@ -280,7 +268,7 @@ class Replay:
         one = device.parked[index]
         known = command or Command("", name, "", b"")
         tracked = TrackedCommand(position, known, pulled=True, maybe_seen=one.maybe_seen, resend=one.resend)
-        self._commands.add_pulled(tracked)
+        self._commands.pulled[position] = tracked
         device.queue.append(tracked)
         if command is None and 0 < one.expires_at_ms * 1000 <= now_us:
             self._settlement.settle_pulled(device, tracked, "expired", "")  # before: its acknowledgement was lost
@@ -338,7 +326,7 @@ class Replay:
         self._devices.sleep(device)
 
     def _drop(self, position: CommandPosition) -> None:
-        self._commands.remove_pulled(position)
+        del self._commands.pulled[position]
         self._failing.discard(position)
         self._outbox.add(Forget(position))
 

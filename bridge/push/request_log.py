@@ -7,11 +7,13 @@ thread's time, so that live commands do not notice it. Both run on threads of th
 
 from __future__ import annotations
 
+import queue
+import sys
 import threading
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,12 +33,13 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
+from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
 from bridge.push.actions import FindCommands
+from bridge.push.device_protocol import MAX_REQUEST_BYTES
+from bridge.push.position_reader import position_of
 from bridge.push.resume import FOUND_WIDTH
-from bridge.push.resume_requests import MAX_REQUEST_BYTES
-from bridge.push.stored_message import position_of
-from bridge.push.threads import reporting_failure
+from bridge.push.threads import Budget, reporting_failure
 
 __all__ = ["Asked", "Found", "RequestLog"]
 
@@ -105,66 +108,54 @@ class RequestLog:
         self._partition = partition
         self._most_found = most_found
         self._post = post
-        self._failed = failed
         self._closing = threading.Event()
-        self._room = threading.Semaphore(_MOST)
+        self._budget = Budget(_MOST, sys.maxsize)
         self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
-        self._receiver = threading.Thread(
-            target=reporting_failure(self._receive, failed), name=f"push-asked-{partition}", daemon=True
-        )
-        self._lock = threading.Lock()
-        self._orders: deque[FindCommands] = deque()
-        self._finder: threading.Thread | None = None  # while there is something to find
+        self._orders: queue.SimpleQueue[FindCommands] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=reporting_failure(work, failed), name=f"push-{name}-{partition}", daemon=True)
+            for name, work in (("asked", self._receive), ("find", self._find_all))
+        ]
 
     def start(self) -> None:
         """Begin to hand on requests."""
-        self._receiver.start()
+        for thread in self._threads:
+            thread.start()
 
     def acknowledge(self, message_id: MessageId) -> None:
         """A request is answered, or replaced by a later one. If the acknowledgement is lost it comes again."""
         with our_errors(f"acknowledging on {self._topic}"):
             self._consumer.acknowledge(message_id)
-        self._room.release()
+        self._budget.release(0)
 
     def find(self, order: FindCommands) -> None:
         """Begin a search; ``Found`` is posted."""
-        with self._lock:
-            self._orders.append(order)
-            if self._finder is None:
-                self._finder = threading.Thread(
-                    target=reporting_failure(self._find_all, self._failed),
-                    name=f"push-find-{self._partition}",
-                    daemon=True,
-                )
-                self._finder.start()
+        self._orders.put(order)
 
     def close(self) -> None:
         """End the threads; before the client is closed."""
         self._closing.set()
-        self._room.release()
-        finder = self._finder
-        for thread in (self._receiver, finder):
-            if thread is not None and thread.ident is not None:
+        self._budget.close()
+        for thread in self._threads:
+            if thread.ident is not None:
                 thread.join()
 
     def _receive(self) -> None:
-        while not self._closing.is_set():
-            self._room.acquire()
-            message: Message | None = None
-            while message is None and not self._closing.is_set():
-                message = received(self._consumer.receive, _RECEIVE_MS, f"reading {self._topic}")
+        while self._budget.wait():
+            message = received(self._consumer.receive, _RECEIVE_MS, f"reading {self._topic}")
             if message is not None:
+                self._budget.acquire(0)
                 self._post(Asked.of(message))
 
     def _find_all(self) -> None:
-        while not self._closing.wait(_GATHER_S):
-            with self._lock:
-                orders = list(self._orders)
-                self._orders.clear()
-                if not orders:
-                    self._finder = None
-                    return
-            for found in self._search(orders):
+        while not self._closing.is_set():
+            orders: list[FindCommands] = []
+            with suppress(queue.Empty):
+                orders.append(self._orders.get(timeout=_RECEIVE_MS / 1000))
+                self._closing.wait(_GATHER_S)
+                while True:
+                    orders.append(self._orders.get_nowait())
+            for found in self._search(orders) if orders else ():
                 self._post(found)
 
     def _search(self, orders: list[FindCommands]) -> list[Found]:
@@ -191,8 +182,7 @@ class RequestLog:
                     self._closing.wait(time.monotonic() - since)
                     since = time.monotonic()
         finally:
-            with our_errors(f"closing the reader of {self._commands}"):
-                reader.close()
+            close_quietly(reader)
         for found in wanted.values():
             # Pulsar trims whole ledgers, so within the ledger of the first one nothing is missing.
             after = found.order.after

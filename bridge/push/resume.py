@@ -22,31 +22,30 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox, ResumeAnswer, ResumeRequest
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
-from bridge.push.late_answers import LateAnswers
-from bridge.push.limits import Limits
+from bridge.push.limits import ResumeLimits
 from bridge.push.parking import Parking
 from bridge.push.replay import Replay
-from bridge.push.resume_requests import ResumeAnswer, ResumeRequest
 from bridge.push.retention import Retention
 from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import GONE, SEGMENT_IDS, Parked, ParkedId
 from bridge.push.states import Mode
 
-__all__ = ["FOUND_WIDTH", "Resume"]
+__all__ = ["FOUND_WIDTH", "SERVED_AT_ONCE", "Resume"]
 
 FOUND_WIDTH: Final = 4
 """Numbers of a command that was found: ledger, entry, index, and when it expires in ms since the epoch."""
-_AT_ONCE: Final = 16
+SERVED_AT_ONCE: Final = 16
 """Requests that are served at a time, so that what was found for them stays small."""
-_REMEMBERED: Final = 10_000
+_REMEMBERED_BYTES: Final = 16 * 1024 * 1024
 _BEYOND: Final = "there is no such command yet: this position is after the last one"
 
 
@@ -68,79 +67,42 @@ class _Served:
     first: CommandPosition | None = None
 
 
-class _Turns:
-    """Requests that wait for the former one of their device, and until when."""
-
-    def __init__(self, every_us: int) -> None:
-        self._every_us = every_us
-        self.requests: dict[str, ResumeRequest] = {}
-        self._times: list[tuple[int, str]] = []
-        self._began: dict[str, int] = {}  # when a device's last one did
-        self._remember = _REMEMBERED
-
-    @property
-    def next_us(self) -> int | None:
-        """When the next request may be served, None without one."""
-        return self._times[0][0] if self._times else None
-
-    def wait(self, name: str, now_us: int) -> None:
-        """Plan when the device's request is served."""
-        heapq.heappush(self._times, (max(now_us, self._began.get(name, -self._every_us) + self._every_us), name))
-
-    def begin(self, now_us: int) -> ResumeRequest:
-        """Remove and return the next request."""
-        name = heapq.heappop(self._times)[1]
-        if len(self._began) >= self._remember:
-            since = now_us - self._every_us
-            self._began = {one: at for one, at in self._began.items() if at > since}
-            self._remember = max(_REMEMBERED, 2 * len(self._began))
-        self._began[name] = now_us
-        return self.requests.pop(name)
-
-
+@dataclass(slots=True, eq=False)
 class Resume:
     """The resume requests of a partition."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        outbox: Outbox,
-        commands: CommandRegistry,
-        devices: Devices,
-        segments: SegmentLog,
-        late: LateAnswers,
-        replay: Replay,
-        parking: Parking,
-        retention: Retention,
-    ) -> None:
-        self._resume_max = limits.resume_max
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._segments = segments
-        self._late = late
-        self._replay = replay
-        self._parking = parking
-        self._retention = retention
-        self._turns = _Turns(limits.resume_every_us)
-        self._served: dict[str, _Served] = {}
-        self._parked: dict[str, _Served] = {}  # those of them whose device's writes end
-        self.resends_from: CommandPosition | None = None
-        """From here on Pulsar must keep what the device of the last request gets again; None if it gets nothing."""
+    _limits: ResumeLimits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _segments: SegmentLog
+    _late: LateAnswers
+    _replay: Replay
+    _parking: Parking
+    _retention: Retention
+    _waiting: dict[str, ResumeRequest] = field(default_factory=dict)
+    """For the former one of their device, and for some time."""
+    _times: list[tuple[int, str]] = field(default_factory=list)
+    """When they may be served."""
+    _began: BoundedMap[int] = field(default_factory=lambda: BoundedMap(_REMEMBERED_BYTES, each=32))
+    """When a device's last one did."""
+    _served: dict[str, _Served] = field(default_factory=dict)
+    resends_from: CommandPosition | None = None
+    """From here on Pulsar must keep what the device of the last request gets again; None if it gets nothing."""
 
     @property
     def pending(self) -> int:
         """Requests that are not answered."""
-        return len(self._served) + len(self._turns.requests)
+        return len(self._served) + len(self._waiting)
 
     @property
     def next_time_us(self) -> int | None:
         """When the next request may be served, None without one."""
-        return self._turns.next_us if len(self._served) < _AT_ONCE else None
+        return self._times[0][0] if self._times and len(self._served) < SERVED_AT_ONCE else None
 
     def asked(self, request: ResumeRequest, now_us: int) -> ResumeAnswer | None:
         """A device asks for everything after a position. Returns the answer if there is nothing to send."""
-        name, requests = request.device, self._turns.requests
+        name = request.device
         cursor, parked = self._devices.any_cursor(name), self._devices.parked_of(name)
         settled = BEFORE_ALL if cursor is None else cursor.position
         # What is parked may have been sent, and after a clean takeover no other record shows it.
@@ -149,24 +111,29 @@ class Resume:
             return ResumeAnswer(0, error=_BEYOND)
         if cursor is None and name not in self._devices.dormant:
             return ResumeAnswer(0)
-        former = requests.get(name)
-        requests[name] = request
+        former = self._waiting.get(name)
+        self._waiting[name] = request
         if former is not None:
             self._outbox.add(DropRequest(former))
         elif name not in self._served:
-            self._turns.wait(name, now_us)
+            self._wait(name, now_us)
         return None
+
+    def _wait(self, name: str, now_us: int) -> None:
+        every_us = self._limits.every_us
+        heapq.heappush(self._times, (max(now_us, self._began.get(name, -every_us) + every_us), name))
 
     def advance(self, now_us: int, *, serves: bool) -> None:
         """Begin the requests whose turn it is, unless ``serves`` is False, and search for those whose device is parked."""
         while serves and (due := self.next_time_us) is not None and due <= now_us:
-            self._begin(self._turns.begin(now_us), now_us)
-        for served in list(self._parked.values()):
-            self._find(served, now_us)
+            self._begin(heapq.heappop(self._times)[1], now_us)
+        for served in self._served.values():
+            if served.stage is _Stage.PARKING:
+                self._find(served, now_us)
 
-    def _begin(self, request: ResumeRequest, now_us: int) -> None:
-        name = request.device
-        self._served[name] = self._parked[name] = _Served(request)
+    def _begin(self, name: str, now_us: int) -> None:
+        self._began.put(name, now_us)
+        self._served[name] = _Served(self._waiting.pop(name))
         device = self._devices.get(name)
         device.replay.resuming = True
         device.cursor.unproven.clear()  # the device itself knows what it has had
@@ -179,7 +146,6 @@ class Resume:
         write = device.cursor_write
         if device.queue or write.pending or write.under_way or name in self._devices.dirty:
             return
-        del self._parked[name]
         served.stage = _Stage.FINDING
         served.epoch = self._replay.new_epoch()
         until = device.cursor.position
@@ -244,8 +210,8 @@ class Resume:
             position = CommandPosition(ledger, entry, index)
             if served.request.after < position <= until and not 0 < expires * 1000 <= now_us:
                 found.append(ParkedId(position, expires, True, True))
-        if len(found) > self._resume_max:
-            del found[: -self._resume_max]
+        if len(found) > self._limits.most:
+            del found[: -self._limits.most]
             served.trimmed, served.first = True, found[0].position
         return found
 
@@ -273,22 +239,19 @@ class Resume:
         answer = ResumeAnswer(len(device.parked), served.trimmed, served.first)
         self._outbox.add(AnswerRequest(served.request, answer))
 
-    def answered(self, request: ResumeRequest) -> Device | None:
+    def answered(self, request: ResumeRequest, now_us: int) -> Device | None:
         """The broker has the answer to a request, or cannot accept it. Returns the device, whose replay may begin; None
-        if the request is not served any more.
+        if the request is not served any more. The device's next request waits for its turn.
         """
         served = self._served.get(request.device)
         if served is None or served.request is not request:
             return None
         del self._served[request.device]
+        if request.device in self._waiting:
+            self._wait(request.device, now_us)
         device = self._devices.awake[request.device]
         device.replay.resuming = False
         return device
-
-    def serve_next(self, name: str, now_us: int) -> None:
-        """Have the next request of a device wait for its turn, if there is one."""
-        if name in self._turns.requests:
-            self._turns.wait(name, now_us)
 
 
 def _add_copies(parked: Parked, found: list[ParkedId], after: CommandPosition, until: CommandPosition) -> None:

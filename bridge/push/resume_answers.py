@@ -1,7 +1,7 @@
 """Resume requests of devices, and their answers over MQTT: the shell of ``resume``.
 
 A request is acknowledged when the MQTT broker has its answer; answers that were under way when the connection was lost are
-sent again on the next one. Answers have a small window of their own beside that of the commands. Every client may send
+sent again on the next one. The link has room for answers beside the window of the commands. Every client may send
 requests that push refuses, and each refusal costs a publish: so a device gets one refusal in ``every_s``, and all devices of
 a partition together ``per_s`` in a second (H47). A name to which no command was ever sent gets no answer, because the topic
 of an answer may last at the broker.
@@ -9,8 +9,8 @@ of an answer may last at the broker.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.contract.commands import publish_topic_problem
 from bridge.contract.names import name_problem
@@ -27,125 +28,101 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
-from bridge.push.actions import AnswerRequest, DropRequest, FindCommands
+from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
+from bridge.push.device_protocol import answer_payload, read_from, refusal
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked, Found
-from bridge.push.resume_requests import ResumeRequest, read_from, refusal
+from bridge.push.resume import SERVED_AT_ONCE
 from bridge.settings import Settings
 
-__all__ = ["ANSWERS_AT_ONCE", "RefusalRate", "ResumeRequests"]
+__all__ = ["ANSWERS_AT_ONCE", "Answers", "RefusalRate", "ResumeRequests"]
 
 log = structlog.get_logger("push")
 
-_DENIED_EVERY_S: Final = 60.0
 _SHOWN: Final = 100
-ANSWERS_AT_ONCE: Final = 16
-"""Answers that the MQTT broker has not confirmed, beside the commands."""
-_WAITING: Final = 100
-"""Answers that wait for room; with more of them refusals are dropped."""
+ANSWERS_AT_ONCE: Final = 64
+"""Answers that the MQTT broker has not confirmed, beside the commands: those to requests that are served, and refusals."""
+_REFUSED_AT_ONCE: Final = ANSWERS_AT_ONCE - SERVED_AT_ONCE
+"""With more answers refusals are dropped."""
 _RATE_BYTES: Final = 1024 * 1024
-_RATE_ENTRY_BYTES: Final = 100
-"""What an entry takes beside its name, about."""
 
 
 class RefusalRate:
-    """Which refusals are sent. Times are seconds; the memory is bounded in bytes."""
+    """Which refusals are sent: ``per_s`` to all devices, one in ``every_s`` seconds to each. Times are in seconds."""
 
     def __init__(self, per_s: float, every_s: float, max_bytes: int = _RATE_BYTES) -> None:
         self._per_s = per_s
         self._every_s = every_s
-        self._max_bytes = max_bytes
         self._left = max(1.0, per_s)
         self._filled_at = 0.0
-        self._last: dict[str, float] = {}  # in the order of time
-        self._bytes = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes in use, about."""
-        return self._bytes
+        self.last: BoundedMap[float] = BoundedMap(max_bytes, each=32)
+        """When each device got its last one."""
 
     def allows(self, device: str, now: float) -> bool:
         """Return whether a refusal may be sent to ``device`` now, and count it if so."""
         self._left = min(max(1.0, self._per_s), self._left + (now - self._filled_at) * self._per_s)
         self._filled_at = now
-        self._forget(now - self._every_s)
-        if device in self._last or self._left < 1.0:
+        if self._left < 1.0 or now - self.last.get(device, -math.inf) < self._every_s:
             return False
         self._left -= 1.0
-        self._last[device] = now
-        self._bytes += _size(device)
+        self.last.put(device, now)
         return True
 
-    def _forget(self, before: float) -> None:
-        while self._last:
-            device = next(iter(self._last))
-            if self._last[device] > before and self._bytes <= self._max_bytes:
-                return
-            del self._last[device]
-            self._bytes -= _size(device)
 
-
-def _size(device: str) -> int:
-    return _RATE_ENTRY_BYTES + 4 * len(device)
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Answer:
     """An answer that the broker does not have."""
 
+    message_id: MessageId
+    """Of its request, which is acknowledged when the broker has the answer."""
     topic: str
     payload: bytes
+    request: ResumeRequest | None
+    """The request, if its device waits for the answer; None for a refusal."""
     sent_at: float | None = None
     """When it was sent on this connection."""
     order: tuple[int, int] = (0, 0)
     """Of sending: among the answers, and behind which push."""
-    suspect: bool = False
-    """The broker closed the connection, or stayed silent, after it was sent."""
     closes: int = 0
+    """So often the broker closed the connection shortly after it was sent."""
     silences: int = 0
+    """So often the broker did not confirm it, and confirmed what was sent later."""
 
 
-class _Answers:
-    """The answers of one session, published in a window. ``ended`` is called when the broker has one, or cannot have it."""
+@dataclass(eq=False)
+class Answers:
+    """The answers of one session. ``ended`` is called when the broker has one, or cannot have it."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        link: Link,
-        flights: Flights,
-        partition_log: PartitionLog,
-        ended: Callable[[int], None],
-    ) -> None:
-        self._settings = settings
-        self._link = link
-        self._flights = flights
-        self._log = partition_log
-        self._ended = ended
-        self._answers: dict[int, _Answer] = {}
-        self._waiting: deque[int] = deque()  # not published on this connection
-        self._out: set[int] = set()  # published, and not confirmed
-        self._suspects: list[int] = []  # each goes alone, on a connection that has lived for a while
+    _settings: Settings
+    _link: Link
+    _flights: Flights
+    _log: PartitionLog
+    _ended: Callable[[_Answer], None]
+
+    def __post_init__(self) -> None:
+        self._answers: list[_Answer] = []
+        self._suspects: list[_Answer] = []  # each goes alone, on a connection that has lived for a while
         self._sent = 0
-        self._newest = self._newest_push = 0  # the last of each that the broker confirmed
+        self._newest = 0  # the last one that the broker confirmed
+        self.newest_push = 0
+        """The last push that the broker confirmed."""
         self._up_at = 0.0
         self._epoch = 0  # the connection on which answers may go out
-        self._denied_at = -_DENIED_EVERY_S
 
     @property
     def full(self) -> bool:
-        """Whether too many answers wait."""
-        return len(self._waiting) >= _WAITING
+        """Whether no further refusal may be sent."""
+        return len(self._answers) >= _REFUSED_AT_ONCE
 
-    def add(self, token: int, topic: str, payload: bytes) -> None:
+    def add(self, answer: _Answer) -> None:
         """Publish an answer."""
-        self._answers[token] = _Answer(topic, payload)
-        self._waiting.append(token)
-        self._fill_window()
+        self._answers.append(answer)
+        if self._link.connected and self._epoch == self._link.epoch:
+            self._publish(answer)
 
     def link_up(self) -> None:
         """The connection is up and ours: what was not answered is answered on it, or given up."""
@@ -153,16 +130,13 @@ class _Answers:
             return
         self._epoch = self._link.epoch
         self._up_at = time.monotonic()
-        self._out.clear()
-        self._waiting.clear()
-        for token, answer in list(self._answers.items()):
-            if not answer.suspect:
-                self._waiting.append(token)
-            elif max(answer.closes, answer.silences) >= CLOSES:
-                self._give_up(token, answer)
+        for answer in list(self._answers):
+            if max(answer.closes, answer.silences) >= CLOSES:
+                self._give_up(answer)
+            elif answer.closes or answer.silences:
+                self._suspects.append(answer)
             else:
-                self._suspects.append(token)
-        self._fill_window()
+                self._publish(answer)
 
     def link_down(self, event: Disconnected) -> bool:
         """The connection ended: what was sent on it is sent again on the next one.
@@ -173,63 +147,46 @@ class _Answers:
         now, timeout = time.monotonic(), self._settings.push.puback_timeout
         closed = perhaps_for_a_packet(event)
         if not event.epoch:  # the broker itself was the cause
-            for answer in self._answers.values():
+            for answer in self._answers:
                 answer.closes = 0
-        young = False
-        for answer in self._answers.values():
+        any_young = False
+        for answer in self._answers:
             if answer.sent_at is None:
                 continue
-            is_young = now - answer.sent_at < AT_ONCE_S
-            young = young or is_young
-            if closed and is_young:
-                answer.suspect = True
+            young = now - answer.sent_at < AT_ONCE_S
+            any_young = any_young or young
+            order, push = answer.order
+            if closed and young:
                 answer.closes += 1
-            elif now - answer.sent_at >= timeout and self._later_confirmed(answer):
-                answer.suspect = True
+            elif now - answer.sent_at >= timeout and (order < self._newest or push < self.newest_push):
                 answer.silences += 1
             else:
                 answer.closes = 0
             answer.sent_at = None
         self._suspects.clear()
-        return closed and not young
+        return closed and not any_young
 
     def overdue(self, now: float) -> str | None:
         """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
         self._send_suspect(now)
         before = now - self._settings.push.puback_timeout
-        sent = ((one.topic, one.sent_at) for one in self._answers.values())
+        sent = ((one.topic, one.sent_at) for one in self._answers)
         return next((topic for topic, at in sent if at is not None and at <= before), None)
-
-    def push_confirmed(self, number: int) -> None:
-        """The broker answered push ``number``."""
-        self._newest_push = max(self._newest_push, number)
-
-    def _later_confirmed(self, answer: _Answer) -> bool:
-        order, push = answer.order
-        return order < self._newest or push < self._newest_push
 
     def _send_suspect(self, now: float) -> None:
         if not self._suspects or self._epoch != self._link.epoch or now - self._up_at < AT_ONCE_S:
             return
-        sent = (one.sent_at for one in self._answers.values())
+        sent = (one.sent_at for one in self._answers)
         if all(at is None or now - at >= AT_ONCE_S for at in sent):
             self._publish(self._suspects.pop(0))
 
-    def _fill_window(self) -> None:
-        while self._waiting and len(self._out) < ANSWERS_AT_ONCE:
-            if not self._link.connected or self._epoch != self._link.epoch:
-                return
-            self._publish(self._waiting.popleft())
-
-    def _publish(self, token: int) -> None:
-        self._out.add(token)
-        answer = self._answers[token]
+    def _publish(self, answer: _Answer) -> None:
         self._link.publish(
             answer.topic,
             answer.payload,
             qos=1,
             properties=PublishProperties(user=((ORIGIN_PROPERTY, ORIGIN_PUSH),)),
-            confirmed=partial(self._confirmed, token, answer),
+            confirmed=partial(self._confirmed, answer),
             sent=partial(self._note_sent, answer),
         )
 
@@ -238,7 +195,7 @@ class _Answers:
         self._sent += 1
         answer.order = self._sent, self._flights.pushes
 
-    def _give_up(self, token: int, answer: _Answer) -> None:
+    def _give_up(self, answer: _Answer) -> None:
         did = "closes the connection at" if answer.closes >= CLOSES else "does not confirm"
         log.warning(
             f"the MQTT broker {did} the answer to a resume request, and the device gets its commands without it. Action: "
@@ -246,65 +203,51 @@ class _Answers:
             mqtt_topic=answer.topic,
             partition=self._log.partition,
         )
-        self._end(token)
+        self._end(answer)
 
-    def _confirmed(self, token: int, answer: _Answer, confirmation: Confirmation) -> None:
-        now = time.monotonic()
-        if confirmation.reason == NOT_AUTHORIZED and now - self._denied_at > _DENIED_EVERY_S:
-            self._denied_at = now
+    def _confirmed(self, answer: _Answer, confirmation: Confirmation) -> None:
+        if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker refuses the answers to resume requests. Action: allow "
                 f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
                 mqtt_topic=answer.topic,
                 partition=self._log.partition,
+                shown=1,
             )
         self._newest = max(self._newest, answer.order[0])
         self._flights.broker_answered()
         reach("resume_after_answer")
-        self._end(token)
-        self._fill_window()
+        self._end(answer)
 
-    def _end(self, token: int) -> None:
-        self._answers.pop(token, None)
-        self._out.discard(token)
-        self._ended(token)
+    def _end(self, answer: _Answer) -> None:
+        self._answers.remove(answer)
+        self._ended(answer)
 
 
+@dataclass(eq=False)
 class ResumeRequests:
     """The resume requests of one session; all of it runs on the partition's thread."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        core: Partition,
-        link: Link,
-        partition_log: PartitionLog,
-        source: CommandSource,
-        metrics: PushMetrics,
-        tags: PositionTags,
-    ) -> None:
-        self._settings = settings
-        self._core = core
-        self._log = partition_log
-        self._source = source
-        self._metrics = metrics
-        self._tags = tags
-        self._rate = RefusalRate(settings.push.resume.refusals_per_second, settings.push.resume.interval)
-        self._answers = _Answers(settings, link, core.flights, partition_log, self._done)
-        self._count = 0
-        self._messages: dict[int, MessageId] = {}  # requests that are not acknowledged
-        self._served: dict[int, ResumeRequest] = {}  # their devices wait until the broker has the answer
+    _settings: Settings
+    _core: Partition
+    _link: Link
+    _log: PartitionLog
+    _source: CommandSource
+    _metrics: PushMetrics
+    _tags: PositionTags
+
+    def __post_init__(self) -> None:
+        resume = self._settings.push.resume
+        self._rate = RefusalRate(resume.refusals_per_second, resume.interval)
+        self.answers = Answers(self._settings, self._link, self._core.flights, self._log, self._answered)
 
     def asked(self, asked: Asked) -> None:
         """Hand a request to the core, or refuse it."""
         reach("resume_after_request")
-        self._metrics.resume_requests.inc()
-        self._count += 1
-        token, device, payload = self._count, asked.device, asked.payload
-        self._messages[token] = asked.message_id
-        push = self._settings.push
-        invalid = device is None or name_problem(device, self._settings.max_name_bytes) is not None
-        if device is None or invalid or not self._log.is_ours(device):
+        self._metrics.counters["resume_requests"].inc()
+        message_id, device, payload = asked.message_id, asked.device, asked.payload
+        push, longest = self._settings.push, self._settings.max_name_bytes
+        if device is None or name_problem(device, longest) is not None or not self._log.is_ours(device):
             log.warning(
                 "push dropped a resume request, because it is in the partition of other devices. Action: see who writes to "
                 "the topic",
@@ -312,28 +255,28 @@ class ResumeRequests:
                 device="" if device is None else device[:_SHOWN],
                 shown=1,
             )
-            self._done(token)
+            self._source.acknowledge_request(message_id)
             return
         if not self._core.devices.knows(device):
-            self._metrics.resume_answers.labels("unknown").inc()
-            self._done(token)
+            self._metrics.counters["resume_answers"].labels("unknown").inc()
+            self._source.acknowledge_request(message_id)
             return
         try:
             text, after = read_from(
                 payload, device, self._log.partition, self._tags, earliest=push.resume.allow_earliest
             )
         except ContractError as e:
-            self._refuse(token, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
+            self._refuse(message_id, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
             return
         now_us = time.time_ns() // 1000
-        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), token)
+        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), message_id)
         answer = self._core.resume.asked(request, now_us)
         if answer is not None:
-            self._refuse(token, device, answer.payload(request, self._tags))
+            self._refuse(message_id, device, answer_payload(answer, request, self._tags))
 
-    def _refuse(self, token: int, device: str, payload: bytes) -> None:
-        if self._answers.full or not self._rate.allows(device, time.monotonic()):
-            self._metrics.resume_answers.labels("dropped").inc()
+    def _refuse(self, message_id: MessageId, device: str, payload: bytes) -> None:
+        if self.answers.full or not self._rate.allows(device, time.monotonic()):
+            self._metrics.counters["resume_answers"].labels("dropped").inc()
             log.warning(
                 "push dropped requests to resume: it would refuse them, and they exceed push.resume.refusals_per_second or "
                 "come from one device within push.resume.interval. Action: see which clients may publish to "
@@ -342,10 +285,10 @@ class ResumeRequests:
                 device=device[:_SHOWN],
                 shown=1,
             )
-            self._done(token)
+            self._source.acknowledge_request(message_id)
             return
-        self._metrics.resume_answers.labels("error").inc()
-        self._answer(token, device, payload)
+        self._metrics.counters["resume_answers"].labels("error").inc()
+        self._answer(message_id, device, payload, None)
 
     def found(self, event: Found) -> None:
         """Hand on what was found in Pulsar."""
@@ -360,43 +303,23 @@ class ResumeRequests:
         if isinstance(action, FindCommands):
             self._source.find(action)
         elif isinstance(action, DropRequest):
-            self._metrics.resume_answers.labels("superseded").inc()
-            self._done(action.request.token)
+            self._metrics.counters["resume_answers"].labels("superseded").inc()
+            self._source.acknowledge_request(action.request.token)
         else:
             reach("resume_after_store")
             request, answer = action.request, action.answer
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
-            self._metrics.resume_answers.labels(result).inc()
-            self._served[request.token] = request
-            self._answer(request.token, request.device, answer.payload(request, self._tags))
+            self._metrics.counters["resume_answers"].labels(result).inc()
+            self._answer(request.token, request.device, answer_payload(answer, request, self._tags), request)
 
-    def link_up(self) -> None:
-        """The connection is up and ours."""
-        self._answers.link_up()
-
-    def link_down(self, event: Disconnected) -> bool:
-        """The connection ended. Returns whether the broker may have ended it for a command."""
-        return self._answers.link_down(event)
-
-    def overdue(self, now: float) -> str | None:
-        """Return the topic of an answer whose PUBACK has not come in its time, None without one."""
-        return self._answers.overdue(now)
-
-    def push_confirmed(self, number: int) -> None:
-        """The broker answered push ``number``."""
-        self._answers.push_confirmed(number)
-
-    def _answer(self, token: int, device: str, payload: bytes) -> None:
-        topic = f"{self._settings.push.resume.answer_topic}/{device}"
-        if publish_topic_problem(topic) is not None:
-            self._done(token)
+    def _answer(self, message_id: MessageId, device: str, payload: bytes, request: ResumeRequest | None) -> None:
+        answer = _Answer(message_id, f"{self._settings.push.resume.answer_topic}/{device}", payload, request)
+        if publish_topic_problem(answer.topic) is not None:
+            self._answered(answer)
         else:
-            self._answers.add(token, topic, payload)
+            self.answers.add(answer)
 
-    def _done(self, token: int) -> None:
-        request = self._served.pop(token, None)
-        if request is not None:
-            self._core.request_answered(request)
-        message_id = self._messages.pop(token, None)
-        if message_id is not None:
-            self._source.acknowledge_request(message_id)
+    def _answered(self, answer: _Answer) -> None:
+        if answer.request is not None:
+            self._core.request_answered(answer.request)
+        self._source.acknowledge_request(answer.message_id)

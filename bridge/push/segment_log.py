@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
@@ -18,24 +19,23 @@ _AT_ONCE: Final = 1000
 """Actions of one flush: the queue of the producer is bounded."""
 
 
+@dataclass(eq=False)
 class SegmentLog:
-    """Which segments are to be written. ``owner`` names this owner in the keys of its segments."""
+    """Which segments are to be written."""
 
-    def __init__(
-        self, owner: str, coalesce_us: int, outbox: Outbox, commands: CommandRegistry, devices: Devices
-    ) -> None:
-        self._owner = owner
-        self._coalesce_us = coalesce_us
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._count = 0
-        self.unwritten: dict[str, Device] = {}
-        """Devices with parked ids to be stored."""
-        self._rewrites: deque[str] = deque()  # devices whose segments Pulsar lost
-        self._flush_at_us = 0
-        self.parked = 0
-        """Commands of which only the ids are in memory."""
+    _owner: str
+    """Names this owner in the keys of its segments."""
+    _coalesce_us: int
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _count: int = 0
+    unwritten: dict[str, Device] = field(default_factory=dict)
+    """Devices with parked ids to be stored."""
+    _rewrites: deque[str] = field(default_factory=deque)  # devices whose segments Pulsar lost
+    _flush_at_us: int = 0
+    parked: int = 0
+    """Commands of which only the ids are in memory."""
 
     @property
     def pending(self) -> bool:

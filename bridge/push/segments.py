@@ -5,19 +5,22 @@ in the cursors partition under keys of their own, at most 256 in each, and write
 segment belongs to the owner that began it: a later owner reads it and removes it, and appends to segments of its own, so a
 late write of a former owner replaces nothing.
 
-A command that is parked for very long is copied to a topic of its own (``relocation``). It keeps its position; the position
-of its copy is stored beside it, in a segment of a second version.
+A command that is parked for very long is copied to a topic of its own (``retention``). It keeps its position; the position
+of its copy is stored beside it.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from struct import Struct
 from typing import Final, NamedTuple
 
-from bridge.contract import MOVED_VERSION, SEGMENT_VERSION
+from bridge.contract import SEGMENT_VERSION
 from bridge.contract.commands import CommandPosition
 from bridge.contract.decoding import LAST_US, checked_position, checked_whole, checked_wholes, decodes, json_record
 
@@ -27,7 +30,6 @@ __all__ = [
     "Parked",
     "ParkedId",
     "Segment",
-    "decode_segment",
     "read_segment",
     "segment_device",
     "segment_key",
@@ -39,7 +41,7 @@ _PREFIX: Final = "\0parked\0"
 _WIDTH: Final = 5
 _COPY_WIDTH: Final = 3
 _NO_COPY: Final = (-1, -1, -1)
-_PACKED: Final = Struct("<qqq")
+_PACKED: Final = Struct("<qqqqqq")
 GONE: Final = CommandPosition(-2, -2, -2)
 """The copy of a copy that could not be made, because the command was not in Pulsar any more."""
 
@@ -70,9 +72,9 @@ class Segment(NamedTuple):
 
 
 class _Segment:
-    """A stored segment. Of most devices that are away there is one: its positions take 57 bytes each, not 140."""
+    """A stored segment. Of most devices that are away there is one: its positions take 81 bytes, not 280."""
 
-    __slots__ = ("_first", "_last", "fixed", "key", "since_us", "start")
+    __slots__ = ("_span", "fixed", "key", "since_us", "start")
 
     def __init__(
         self,
@@ -84,30 +86,26 @@ class _Segment:
         since_us: int = 0,
     ) -> None:
         self.key = key
-        self._first, self._last = _PACKED.pack(*first), _PACKED.pack(*last)
+        self.reach(first, last)
         self.start = start
         """Number of its first id, counted from the first that was ever parked."""
         self.fixed = fixed
         """Instead of the start, as it was stored; None for a former owner's."""
         self.since_us = since_us
 
+    def reach(self, first: CommandPosition, last: CommandPosition) -> None:
+        """Have it reach from one id to another. Ids of it before ``first`` are in another segment as well."""
+        self._span = _PACKED.pack(*first, *last)
+
     @property
     def first(self) -> CommandPosition:
-        """Earlier ids of it are in another segment as well."""
-        return CommandPosition(*_PACKED.unpack(self._first))
-
-    @first.setter
-    def first(self, position: CommandPosition) -> None:
-        self._first = _PACKED.pack(*position)
+        """The position of its first id that no earlier segment has."""
+        return CommandPosition(*_PACKED.unpack(self._span)[:3])
 
     @property
     def last(self) -> CommandPosition:
         """The position of its last id."""
-        return CommandPosition(*_PACKED.unpack(self._last))
-
-    @last.setter
-    def last(self, position: CommandPosition) -> None:
-        self._last = _PACKED.pack(*position)
+        return CommandPosition(*_PACKED.unpack(self._span)[3:])
 
 
 def segment_key(device: str, owner: str, number: int) -> str:
@@ -121,28 +119,21 @@ def segment_device(key: str) -> str | None:
     return parts[3] if len(parts) == 4 and parts[3] else None
 
 
-def decode_segment(payload: bytes) -> list[ParkedId]:
-    """Read the ids of a segment. Raises as ``read_segment``."""
-    return read_segment(payload).ids
-
-
 @decodes("a segment of parked commands")
 def read_segment(payload: bytes) -> Segment:
-    """Read a segment. Raises ContractError when the payload is not one of these versions."""
-    body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION, MOVED_VERSION))
+    """Read a segment. Raises ContractError when the payload is not one of this version."""
+    body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION,))
     flat = checked_wholes(body["parked"], _WIDTH)
-    copies = checked_wholes(body["places"], _COPY_WIDTH) if body["v"] == MOVED_VERSION else []
-    since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
     count = len(flat) // _WIDTH
-    for numbers, width in ((flat, _WIDTH), (copies, _COPY_WIDTH)):
-        for at in range(0, len(numbers), width):
-            checked_position(numbers[at : at + _COPY_WIDTH])
-    if copies and len(copies) != count * _COPY_WIDTH:
+    copies = checked_wholes(body.get("places") or [*_NO_COPY * count], _COPY_WIDTH)
+    if len(copies) != count * _COPY_WIDTH:
         raise ValueError(f"{count} ids, and {len(copies)} numbers of their copies")
-    ids = [
-        _id_of(flat[at * _WIDTH : (at + 1) * _WIDTH], copies[at * _COPY_WIDTH : (at + 1) * _COPY_WIDTH] or _NO_COPY)
-        for at in range(count)
-    ]
+    since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
+    ids = []
+    for at in range(count):
+        numbers, copy = flat[at * _WIDTH : (at + 1) * _WIDTH], copies[at * _COPY_WIDTH : (at + 1) * _COPY_WIDTH]
+        checked_position(numbers[:_COPY_WIDTH])
+        ids.append(_id_of(numbers, checked_position(copy)))
     return Segment(ids, since_us)
 
 
@@ -153,42 +144,22 @@ def _id_of(numbers: Sequence[int], copy: Sequence[int] = _NO_COPY) -> ParkedId:
     return ParkedId(position, expires, bool(flags & 1), bool(flags & 2), where)
 
 
-def _encoded(flat: array[int], copies: array[int] | None, since_us: int) -> bytes:
-    body: dict[str, object] = {"v": SEGMENT_VERSION, "parked": flat.tolist()}
-    if since_us:
-        body["since_us"] = since_us
-    if copies is not None and any(number != -1 for number in copies):
-        body |= {"v": MOVED_VERSION, "places": copies.tolist()}
-    return json.dumps(body, separators=(",", ":")).encode()
-
-
+@dataclass(slots=True, eq=False)
 class Parked:
     """The parked commands of one device, in the order of the log."""
 
-    __slots__ = (
-        "_copies",
-        "_first",
-        "_ids",
-        "_segments",
-        "copies_from",
-        "originals",
-        "originals_since_us",
-        "since_us",
-    )
-
-    def __init__(self) -> None:
-        self._ids = array("q")  # flat: a million of them take 40 MB
-        self._first = 0  # number of the first one
-        self._segments: list[_Segment] = []
-        self.since_us = 0
-        """When the device was parked: an earlier sign of life does not count (H31)."""
-        self._copies: array[int] | None = None  # of the copies, once there is one
-        self.originals = 0
-        """How many were not relocated."""
-        self.originals_since_us = 0
-        """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
-        self.copies_from: CommandPosition | None = None
-        """No copy is before it; None without copies."""
+    _ids: array[int] = field(default_factory=lambda: array("q"))  # flat: a million of them take 40 MB
+    _first: int = 0  # number of the first one
+    _segments: list[_Segment] = field(default_factory=list)
+    since_us: int = 0
+    """When the device was parked: an earlier sign of life does not count (H31)."""
+    _copies: array[int] | None = None  # of the copies, once there is one
+    originals: int = 0
+    """How many were not relocated."""
+    originals_since_us: int = 0
+    """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
+    copies_from: CommandPosition | None = None
+    """No copy is before it; None without copies."""
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:
@@ -234,10 +205,8 @@ class Parked:
         first = self.first_original()
         if first is None:
             return []
-        last = min(len(self), first + SEGMENT_IDS)
-        while self._copies is not None and any(n != -1 for n in self._copies[first * _COPY_WIDTH : last * _COPY_WIDTH]):
-            last -= 1
-        return [self.position(index) for index in range(first, last)]
+        some = range(first, min(len(self), first + SEGMENT_IDS))
+        return [self.position(index) for index in takewhile(lambda index: self[index].copy is None, some)]
 
     def relocate(
         self,
@@ -280,7 +249,7 @@ class Parked:
         left = [one for one in self._segments if one not in replaced]
         for one in left:
             if self.position(low) <= one.first <= end < one.last:
-                one.first = self.position(last)
+                one.reach(self.position(last), one.last)
         made = []
         for at in range(low, last, SEGMENT_IDS):
             to = min(at + SEGMENT_IDS, last)
@@ -292,8 +261,13 @@ class Parked:
         return [one.key for one in made], [one.key for one in replaced]
 
     def _encoded(self, begin: int, end: int, since_us: int) -> bytes:
-        copies = None if self._copies is None else self._copies[begin * _COPY_WIDTH : end * _COPY_WIDTH]
-        return _encoded(self._ids[begin * _WIDTH : end * _WIDTH], copies, since_us)
+        body: dict[str, object] = {"v": SEGMENT_VERSION, "parked": self._ids[begin * _WIDTH : end * _WIDTH].tolist()}
+        if since_us:
+            body["since_us"] = since_us
+        copies = [] if self._copies is None else self._copies[begin * _COPY_WIDTH : end * _COPY_WIDTH].tolist()
+        if any(number != -1 for number in copies):
+            body["places"] = copies
+        return json.dumps(body, separators=(",", ":")).encode()
 
     def __iter__(self) -> Iterator[ParkedId]:
         return (self[index] for index in range(len(self)))
@@ -313,18 +287,10 @@ class Parked:
 
     def up_to(self, position: CommandPosition) -> int:
         """Return how many are at or below ``position``."""
-        at = self._before(position)
-        return at + (at < len(self) and self.position(at) == position)
+        return bisect_right(range(len(self)), position, key=self.position)
 
     def _before(self, position: CommandPosition) -> int:
-        low, high = 0, len(self)
-        while low < high:
-            middle = (low + high) // 2
-            if self.position(middle) < position:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(len(self)), position, key=self.position)
 
     def key_of(self, position: CommandPosition) -> str:
         """Return the key of the segment that has a parked command."""
@@ -349,45 +315,30 @@ class Parked:
 
     def prepend(self, ids: list[ParkedId], key: str) -> None:
         """Put ids that precede all others into a segment of their own."""
-        flat = array("q")
-        for one in ids:
-            flat.extend(one.numbers())
         for segment in self._segments:  # what was before its first one is settled: its number is used again
             if segment.start is not None:
                 segment.start = max(segment.start, self._first)
-        self._ids[0:0] = flat
-        copies = array("q", [number for one in ids for number in one.copy or _NO_COPY])
-        if self._copies is None and any(one.copy for one in ids):
-            self._copies = array("q", _NO_COPY * (len(self) - len(ids)))
-        if self._copies is not None:
-            self._copies[0:0] = copies
-        made = [one.copy for one in ids if one.copy not in (None, GONE)]
-        self.copies_from = min((p for p in (self.copies_from, *made) if p), default=None)
-        self.originals += sum(1 for one in ids if one.copy is None)
+        self._insert(0, ids)
         self._first -= len(ids)
-        self._segments.insert(
-            0,
-            _Segment(
-                key,
-                ids[0].position,
-                ids[-1].position,
-                None,
-                _encoded(flat, copies, self.originals_since_us),
-            ),
-        )
+        payload = self._encoded(0, len(ids), self.originals_since_us)
+        self._segments.insert(0, _Segment(key, ids[0].position, ids[-1].position, None, payload))
 
     def _put(self, one: ParkedId, now_us: int) -> None:
-        self._ids.extend(one.numbers())
-        if one.copy is None:
-            self.originals_since_us = self.originals_since_us if self.originals else now_us
-            self.originals += 1
-        else:
-            if one.copy != GONE:
-                self.copies_from = min(self.copies_from or one.copy, one.copy)
-            if self._copies is None:
-                self._copies = array("q", _NO_COPY * (len(self) - 1))
+        if one.copy is None and not self.originals:
+            self.originals_since_us = now_us
+        self._insert(len(self), [one])
+
+    def _insert(self, index: int, ids: Sequence[ParkedId]) -> None:
+        if self._copies is None and any(one.copy for one in ids):
+            self._copies = array("q", _NO_COPY * len(self))
+        at = index * _WIDTH
+        self._ids[at:at] = array("q", [number for one in ids for number in one.numbers()])
         if self._copies is not None:
-            self._copies.extend(one.copy or _NO_COPY)
+            at = index * _COPY_WIDTH
+            self._copies[at:at] = array("q", [number for one in ids for number in one.copy or _NO_COPY])
+        copies = [one.copy for one in ids if one.copy not in (None, GONE)]
+        self.copies_from = min((copy for copy in (self.copies_from, *copies) if copy), default=None)
+        self.originals += sum(one.copy is None for one in ids)
 
     def append(self, one: ParkedId, new_key: str, now_us: int) -> str:
         """Add the newest. Returns the key of the segment to be stored, ``new_key`` when a new one begins."""
@@ -397,7 +348,7 @@ class Parked:
             last = _Segment(new_key, one.position, one.position, number, since_us=now_us)
             self._segments = [*self._segments, last]  # of the right size: most devices have this one alone
         else:
-            last.last = one.position
+            last.reach(last.first, one.position)
         self._put(one, now_us)
         return last.key
 
@@ -420,16 +371,14 @@ class Parked:
             if payload is None:
                 begin = min(done, end)
                 payload = self._encoded(begin, end, self.originals_since_us)
-                segment.first = self.position(begin) if begin < end else segment.last
+                segment.reach(self.position(begin) if begin < end else segment.last, segment.last)
             if begin <= done:
                 done = max(done, end)
             yield segment.key, payload
 
     def finish(self, position: CommandPosition) -> list[str]:
         """Forget all at or below ``position``. Returns the keys of the segments that have no other ids."""
-        count = 0
-        while count < len(self) and self.position(count) <= position:
-            count += 1
+        count = self.up_to(position)
         del self._ids[: count * _WIDTH]
         if self._copies is None:
             self.originals -= count

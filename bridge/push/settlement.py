@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Ack, Outbox
+from bridge.push.actions import Ack, DeadLetter, Outbox, StoreCursor
 from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command_registry import CommandRegistry, LateAnswers
 from bridge.push.cursor import Unproven
 from bridge.push.device import Device, Devices
-from bridge.push.late_answers import LateAnswers
 from bridge.push.limits import Limits
 from bridge.push.segments import ParkedId
 from bridge.push.states import PASSABLE, CommandEvent, CommandState, Mode
@@ -23,17 +23,15 @@ _OVERFLOW: Final = "an earlier command of the device overflowed"
 _RESENT: Final = "sent again: the device asked for it, or may not have had it"
 
 
+@dataclass(slots=True, eq=False)
 class Settlement:
     """Settles commands, and lets the cursor of a device pass the settled head of its queue."""
 
-    def __init__(
-        self, limits: Limits, outbox: Outbox, commands: CommandRegistry, devices: Devices, late: LateAnswers
-    ) -> None:
-        self._limits = limits
-        self._outbox = outbox
-        self._commands = commands
-        self._devices = devices
-        self._late = late
+    _limits: Limits
+    _outbox: Outbox
+    _commands: CommandRegistry
+    _devices: Devices
+    _late: LateAnswers
 
     # --- arrivals that are not sent ---
 
@@ -41,7 +39,7 @@ class Settlement:
         """A message of ``size`` bytes came that is not a valid command: dead letter, and a receipt if its id is known."""
         tracked = self._commands.add(TrackedCommand(position, command), size)
         tracked.on(CommandEvent.GIVE_UP)
-        self._outbox.store_dead_letter(position, command.device, reason)
+        self._outbox.write(DeadLetter(position, command.device, reason))
 
     def arrived(
         self, device: Device, position: CommandPosition, command: Command, now_us: int
@@ -75,7 +73,7 @@ class Settlement:
             return
         tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
         if device.cursor.delivered(command.command_id):
-            state = "answered" if self._limits.answers else "delivered"
+            state = "answered" if self._limits.answers.confirm else "delivered"
             reason = "recovered: confirmed before the push worker was replaced"
         elif device.cursor.knows(command.command_id):
             state, reason = "duplicate", _GIVEN_UP  # its own receipt was stored before the cursor
@@ -101,8 +99,8 @@ class Settlement:
                 self._late.give(tracked.position, tracked.answer)
             why = _RESENT if tracked.resend else ""
             self._note(tracked, CommandEvent.CONFIRM, self._success(tracked), why)
-        elif not self._limits.answers:
-            device.cursor.device_seen(tracked.confirmed_at_us - self._limits.unsure_us)
+        elif not self._limits.answers.confirm:
+            device.cursor.device_seen(tracked.confirmed_at_us - self._limits.parked.unsure_us)
             one = ParkedId(tracked.position, tracked.command.expires_at_ms, True, True)
             device.cursor.add_unproven(Unproven(one, tracked.confirmed_at_us))
         self.pass_head(device)
@@ -132,7 +130,7 @@ class Settlement:
         tracked.on(CommandEvent.GIVE_UP)
         tracked.given_up = state, reason
         device.given_up.add(tracked.position)
-        self._outbox.store_dead_letter(tracked.position, device.name, reason)
+        self._outbox.write(DeadLetter(tracked.position, device.name, reason))
 
     def pass_head(self, device: Device) -> None:
         """Move the cursor over the settled head of the queue, but not over a command whose receipt is not stored."""
@@ -175,7 +173,7 @@ class Settlement:
                 del dirty[name]
                 write.under_way = True
                 write.storing, write.unstored = write.unstored, []
-                self._outbox.store_cursor(name, device.cursor.records(name))
+                self._outbox.write(StoreCursor(name, device.cursor.records(name)))
 
     def cursor_stored(self, device: Device) -> list[TrackedCommand]:
         """Pulsar has the device's cursor. Returns the commands that it passed."""
@@ -192,18 +190,19 @@ class Settlement:
                 self._commands.acknowledge(tracked.position)
         return stored
 
-    def receipt_stored(self, position: CommandPosition) -> Device | None:
-        """Pulsar has the receipt of the command at ``position``. Returns the device of a command that was given up."""
+    def receipt_stored(self, position: CommandPosition) -> None:
+        """Pulsar has the receipt of the command at ``position``."""
         self._outbox.stored()
         tracked = self._commands.written_at(position)
         if tracked is None:
-            return None
+            return
         device = self._devices.awake.get(tracked.command.device)
         queued = tracked.after_receipt is not None and device is not None and device.queues(tracked)
         self._noted(tracked)
         if not tracked.pulled and not (queued and tracked.maybe_had):  # else its id must be in a cursor first
             self._commands.acknowledge(position)
-        return None if tracked.given_up is None else device
+        if tracked.given_up is not None and device is not None:
+            self._devices.sleep(device)
 
     def dead_letter_stored(self, position: CommandPosition) -> None:
         """Pulsar has the dead letter of the message at ``position``."""

@@ -1,7 +1,7 @@
 """The two transition tables of push, and the commit orders that they serve.
 
 A device has a mode, a command has a state. Both change by events alone, and each table lists every transition that can
-occur: an event that the table does not list raises ``IllegalTransitionError``. ``draw_tables`` writes both as Markdown.
+occur: an event that the table does not list raises ``IllegalTransitionError``. ARCHITECTURE.md has both as Markdown.
 
 Modes (H27). Push sends new commands of a LIVE device at once. For a PARKED or REPLAYING device it parks them behind those
 that are parked already, so that none overtakes another.
@@ -11,7 +11,7 @@ Commit orders (H25). The process may die between any two steps.
 Delivery of a command that arrived by the subscription:
 
 1. ``Push``: push sends at most one command of a device beyond the device's stored cursor.
-2. ``confirmed``: PUBACK. With ``Limits.answers`` then ``answered``: the device's own answer, which may precede the PUBACK.
+2. ``confirmed``: PUBACK. With ``Limits.answers.confirm`` then ``answered``: the device's own answer, which may precede the PUBACK.
    After a crash here the next owner sends the command again with ``repeat=1``.
 3. ``StoreCursor`` → ``cursor_stored``: each later owner knows position and id. From here on the command is not sent again.
 4. ``StoreReceipt`` → ``receipt_stored``. After a crash before it the command arrives again at or below the cursor, and
@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Final, TypeVar
+from typing import Final
 
 __all__ = [
     "COMMAND_TABLE",
@@ -52,7 +52,6 @@ __all__ = [
     "DeviceEvent",
     "IllegalTransitionError",
     "Mode",
-    "draw_tables",
     "next_mode",
     "next_state",
 ]
@@ -190,23 +189,3 @@ def next_state(state: CommandState, event: CommandEvent) -> CommandState:
         return COMMAND_TABLE[state][event]
     except KeyError:
         raise IllegalTransitionError(f"{event.name} of a command that is {state.name}") from None
-
-
-S = TypeVar("S", bound=IntEnum)
-E = TypeVar("E", bound=IntEnum)
-
-
-def _draw(title: str, table: Mapping[S, Mapping[E, S]], events: type[E]) -> str:
-    lines = [
-        f"| {title} | " + " | ".join(event.name for event in events) + " |",
-        "|---" * (len(events) + 1) + "|",
-    ]
-    for state, row in table.items():
-        cells = (row[event].name if event in row else "" for event in events)
-        lines.append(f"| **{state.name}** | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def draw_tables() -> str:
-    """Return both tables as Markdown."""
-    return "\n".join((_draw("device", DEVICE_TABLE, DeviceEvent), _draw("command", COMMAND_TABLE, CommandEvent)))

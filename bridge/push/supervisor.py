@@ -8,12 +8,14 @@ Only an error that a person has to fix (TerminalError) ends the process.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from bridge.collector import let_go
+from bridge.collector import excluded_objects, let_go
 from bridge.errors import (
     ContractError,
     FencedError,
@@ -24,46 +26,62 @@ from bridge.errors import (
     TransientError,
 )
 from bridge.health import Part
+from bridge.killpoints import reach
 from bridge.push.connection import Connection
-from bridge.push.cursor_rewriter import CursorsAged, CursorsForgotten
+from bridge.push.cursor_log import CursorsAged, CursorsForgotten
 from bridge.push.groups.payloads import Payloads
+from bridge.push.limits import Limits, limits_of
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.standby import Standby
+from bridge.push.owner import Owner
+from bridge.push.partition_log import CommandSource
+from bridge.push.threads import Budget
 from bridge.settings import Settings
 
 __all__ = ["PartitionSupervisor", "Session"]
 
 
-class Session:
-    """One session of a partition, on the partition's thread but for ``post``, ``wake`` and ``owns``."""
+log = structlog.get_logger("push")
 
-    def __init__(
-        self,
-        settings: Settings,
-        partition: int,
-        metrics: PartitionMetrics,
-        part: Part,
-        stopping: threading.Event,
-        payloads: Payloads,
-        trace: str = "",
-    ) -> None:
-        metrics.pending_limit.set(settings.push.limits.pending)
-        metrics.pending_limit_bytes.set(settings.push.limits.pending_size)
-        metrics.in_flight_limit.set(settings.push.limits.window)
-        self._metrics = metrics
-        self._stopping = stopping
-        self._connection = Connection(settings, partition, metrics, part, stopping)
-        self._standby = Standby(settings, self._connection, metrics, part, stopping, payloads, trace)
+
+@dataclass(eq=False)
+class Session:
+    """One session of a partition: a standby that may become the owner. On the partition's thread but for ``post``, ``wake``
+    and ``owns``.
+
+    Order of a takeover (H23). It ends, and begins again as a standby, wherever Pulsar reports that another process is
+    the owner:
+
+    1. The exclusive producer of the cursors partition: Pulsar grants it to one process, and fences the former one.
+    2. MQTT connect with the client id ``<push.client_id>-<partition>``: the broker's session takeover ends the
+       connection of a former owner that has not noticed.
+    3. An owner record, written through that producer: its receipt proves the ownership.
+    4. The cursors partition, read up to that record: no other process wrote after it.
+    5. The commands subscription, exclusive.
+    6. Outdated cursors, written again, and behind them the record that our term begins. Then commands are sent.
+
+    When the MQTT connection is lost, step 3 precedes the next attempt to connect, and follows it, and nothing is sent
+    before the partition was read from the last record that was certainly ours up to the new one (``connection``). So a
+    former owner neither ends its successor's connection nor continues with outdated state: without the proof it gives
+    up everything, the exclusive subscription included. Every acknowledgement comes after a cursor write's receipt.
+    """
+
+    _settings: Settings
+    _partition: int
+    _metrics: PartitionMetrics
+    _part: Part
+    _stopping: threading.Event
+    _payloads: Payloads
+    _trace: str = ""
+
+    def __post_init__(self) -> None:
+        limits, gauges = self._settings.push.limits, self._metrics.gauges
+        gauges["pending_limit"].set(limits.pending)
+        gauges["pending_limit_bytes"].set(limits.pending_size)
+        gauges["in_flight_limit"].set(limits.window)
+        self._connection = Connection(self._settings, self._partition, self._metrics, self._part, self._stopping)
+        self.post, self.wake = self._connection.post, self._connection.wake
         self.owns = False
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
-
-    def post(self, event: object) -> None:
-        """Hand an event to the partition's thread. From any thread."""
-        self._connection.post(event)
-
-    def wake(self) -> None:
-        """End the present wait. From any thread."""
-        self._connection.wake()
 
     def run(self) -> None:
         """Wait for the ownership, take over, and push until the process stops, or the clock is set back.
@@ -71,7 +89,10 @@ class Session:
         Raises FencedError or TransientError.
         """
         try:
-            owner = self._standby.take_over()
+            if not self._wait():
+                return
+            with excluded_objects():
+                owner = self._take_over()
             if owner is not None:
                 self.owns = True
                 owner.run(self._stopping)
@@ -79,8 +100,50 @@ class Session:
             self._metrics.owner(False)
             self._connection.close()
 
+    def _wait(self) -> bool:
+        """Wait for the exclusive producer. Returns False when the process stops."""
+        while not self._stopping.is_set():
+            self._part.stands_by("another process owns it, or Pulsar is away")
+            try:
+                self._connection.log.cursors.own()
+            except TransientError as e:
+                log.debug("standby", partition=self._partition, why=str(e))
+                self._stopping.wait(0.05)  # a refused lookup answers at once
+                continue
+            self._part.waits("taking over")
+            reach("after_takeover")
+            return True
+        return False
 
-log = structlog.get_logger("push")
+    def _take_over(self) -> Owner | None:
+        """Become the owner. Returns None when the process stops. Raises FencedError or TransientError."""
+        settings, connection = self._settings, self._connection
+        ownership = connection.ownership
+        if not connection.turns_until(lambda: ownership.proven_epoch > 0):
+            return None
+        limits = limits_of(settings.push)
+        cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
+        ownership.own = cursors.until
+        budget = Budget(limits.pending, limits.pending_bytes)
+        source = self._subscribe(budget, limits)
+        if source is None:
+            return None
+        return Owner(settings, connection, source, cursors, budget, self._metrics, self._payloads, self._trace)
+
+    def _subscribe(self, budget: Budget, limits: Limits) -> CommandSource | None:
+        while True:
+            try:
+                return self._connection.log.subscribe(budget, limits.pending_bytes, limits.resume.most)
+            except FencedError:
+                # Pulsar has not noticed that the former owner's connection is dead.
+                if not self._connection.turns_until(_after(0.2)):
+                    return None
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
+
 
 _RETRY_S: Final = (0.2, 5.0)
 
@@ -105,20 +168,17 @@ class PartitionSupervisor:
         payloads: Payloads,
         trace: str = "",
     ) -> None:
-        self._settings = settings
-        self._payloads = payloads
         self.partition = partition
         self._metrics = metrics
         self._part = part
         self._failed = failed
-        self._trace = trace
         self._stopping = threading.Event()
         self._session: Session | None = None
-        self._thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
-
-    def start(self) -> None:
-        """Start the partition's thread."""
-        self._thread.start()
+        self._open: Callable[[], Session] = lambda: Session(
+            settings, partition, metrics, part, self._stopping, payloads, trace
+        )
+        thread = threading.Thread(target=self._run, name=f"push-{partition}", daemon=True)
+        self.start, self.join = thread.start, thread.join
 
     def stop(self) -> None:
         """Ask for a clean end: push nothing new, wait for what is under way, close."""
@@ -143,10 +203,6 @@ class PartitionSupervisor:
         session.post(CursorsAged())
         return True
 
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
-
     def _run(self) -> None:
         try:
             self._run_sessions()
@@ -161,21 +217,13 @@ class PartitionSupervisor:
         worked = False
         while not self._stopping.is_set():
             had_state = self._session is not None and self._session.owns
-            session = self._session = Session(
-                self._settings,
-                self.partition,
-                self._metrics,
-                self._part,
-                self._stopping,
-                self._payloads,
-                self._trace,
-            )
+            session = self._session = self._open()
             if had_state:
                 let_go()
             try:
                 session.run()
             except FencedError as e:
-                self._metrics.all.lost.inc()
+                self._metrics.all.counters["partitions_lost"].inc()
                 self._part.stands_by("another process owns it")
                 log.info("partition went to another process", partition=self.partition, why=str(e))
             except Exception as e:
@@ -183,7 +231,7 @@ class PartitionSupervisor:
                 if _ends(e, worked):
                     raise
                 # It may succeed later: a token is rotated, a right granted, a topic re-created.
-                self._metrics.all.lost.inc()
+                self._metrics.all.counters["partitions_lost"].inc()
                 self._part.waits(str(e))
                 if isinstance(e, (TransientError, RefusedError)):
                     log.warning(

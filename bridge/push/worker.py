@@ -3,26 +3,142 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
 import structlog
 
-from bridge.contract import COMMANDS_TOPIC
-from bridge.errors import ConfigError, TransientError
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.errors import ConfigError, DeniedError, PulsebridgeError, TransientError
 from bridge.health import Health
-from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.provisioning import existing_commands, provision_commands
-from bridge.pulsar.watch import watching_pulsar
+from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.provisioning import create_topic, existing_commands, provision_commands
+from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
+from bridge.pulsar.watch import watching, watching_pulsar
 from bridge.push.compaction import watching_compaction
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
-from bridge.push.metrics import PushMetrics
+from bridge.push.metrics import PartitionMetrics, PushMetrics
 from bridge.push.supervisor import PartitionSupervisor
-from bridge.push.topics import watching_lag, watching_topics
 from bridge.settings import Settings
 
-__all__ = ["PushWorker"]
+__all__ = ["PushWorker", "TopicWatch", "backlogs"]
+
+_EVERY_S: Final = 5.0
+_LAG_EVERY_S: Final = 15.0
+_TIMEOUT_S: Final = 5.0
+
+
+class TopicWatch:
+    """Push's topics as they were last seen. ``forgotten`` is called when the cursors topic is not the one it was.
+
+    Pulsar creates no topic in our namespaces by itself, so producers and consumers of a deleted topic wait, and
+    continue when it exists again. Only the owners know what a deleted cursors topic contained: they are notified, and
+    write it again. Another program may re-create it between two looks; that shows in its ledgers, none of which it had
+    before.
+    """
+
+    def __init__(self, admin: PulsarAdmin, partition: int, forgotten: Callable[[], None]) -> None:
+        self._admin = admin
+        self._needs = push_needs(admin.settings).topics
+        self._commands = admin.settings.system_topic(COMMANDS_TOPIC)
+        self._cursors = partition_name(admin.settings.system_topic(CURSORS_TOPIC), partition)
+        self._forgotten = forgotten
+        self._had: dict[str, int] = {}
+        """Topic to the number of its partitions."""
+        self._reported: set[str] = set()
+        """Deleted topics that push cannot re-create."""
+        self._ledgers: set[int] = set()
+
+    def look(self) -> None:
+        """Look once, and re-create deleted topics. Raises what the admin's requests raise."""
+        for need in self._needs:
+            count = self._admin.partition_count(need.topic)
+            if not count and need.topic in self._had:
+                count = self._make_again(replace(need, partitions=self._had[need.topic]))
+            if need.topic == self._commands and 0 < self._had.get(need.topic, 0) < count:
+                log.error(
+                    "topic has more partitions than before: no push process owns the new ones, and devices change "
+                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), restart all "
+                    "push processes",
+                    topic=need.topic,
+                    partitions=count,
+                    before=self._had[need.topic],
+                )
+            if count:
+                self._had[need.topic] = count
+                self._reported.discard(need.topic)
+        ledgers = {int(ledger["ledgerId"]) for ledger in self._admin.internal_stats(self._cursors)["ledgers"]}
+        if self._ledgers and ledgers and not ledgers & self._ledgers:
+            self._forgotten()
+        self._ledgers = ledgers or self._ledgers
+
+    def _make_again(self, need: TopicNeed) -> int:
+        """Return the number of partitions that the topic has now, 0 when it could not be made."""
+        why = "pulsar.provision is not create"
+        if self._admin.settings.provision == "create":
+            why = "partitions that belong to no topic are in the way: delete them"
+            try:
+                create_topic(self._admin, need)
+            except DeniedError as e:
+                why = str(e)
+        count = self._admin.partition_count(need.topic)
+        if count:
+            log.warning(
+                "topic was deleted with its messages, and push re-created it. Action: see which program deletes it",
+                topic=need.topic,
+            )
+        elif need.topic not in self._reported:
+            self._reported.add(need.topic)
+            log.warning(
+                "topic was deleted, commands wait until it is there again; run these commands",
+                topic=need.topic,
+                run=[step.shell for step in topic_steps(need)],
+                why=why,
+            )
+        return count
+
+
+def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int, int]:
+    """Return the commands that are not acknowledged, by partition, from the topic's partitioned statistics."""
+    found = {}
+    for number in range(partitions):
+        one = (stats.get("partitions") or {}).get(partition_name(topic, number), {})
+        subscription = (one.get("subscriptions") or {}).get(PUSH_SUBSCRIPTION)
+        if subscription is not None:
+            found[number] = int(subscription["msgBacklog"])
+    return found
+
+
+def _show_lag(admin: PulsarAdmin, partitions: Mapping[int, PartitionMetrics]) -> None:
+    """Show the backlog of the partitions that are owned here. Push itself knows what it has received; if the cluster does
+    not let push read statistics, the metric is missing, and nothing else changes.
+    """
+    topic = admin.settings.system_topic(COMMANDS_TOPIC)
+    stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
+    for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
+        if number in partitions:
+            partitions[number].lag(lag)
+
+
+@contextmanager
+def _watching(
+    settings: Settings, health: Health, name: str, every_s: float, look: Callable[[PulsarAdmin], Callable[[], None]]
+) -> Iterator[None]:
+    """Call what ``look`` returns for an admin every ``every_s`` seconds, on a thread of its own, while the block runs."""
+
+    def failed(error: PulsebridgeError) -> None:
+        log.debug("Pulsar's admin could not be asked", watch=name, why=error.what)
+
+    with (
+        PulsarAdmin(settings.pulsar, timeout_s=_TIMEOUT_S) as admin,
+        watching(name, every_s, look(admin), over=lambda: health.ending, failed=failed),
+    ):
+        yield
+
 
 log = structlog.get_logger("push")
 
@@ -67,37 +183,43 @@ class PushWorker:
             raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics.groups, self._failed)
-        owners = [
-            PartitionSupervisor(
+        owners = {
+            number: PartitionSupervisor(
                 self._settings,
-                partition,
-                metrics[partition],
-                self._health.part(f"partition {partition}", loop=True),
+                number,
+                one,
+                self._health.part(f"partition {number}", loop=True),
                 self._failed,
                 payloads,
                 self._trace,
             )
-            for partition in metrics
-        ]
+            for number, one in metrics.items()
+        }
         groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
 
-        threads: list[PartitionSupervisor | GroupOwner] = [*owners, groups]
+        threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
 
         def forgotten() -> None:
-            for owner in owners:
+            for owner in owners.values():
                 owner.cursors_forgotten()
 
-        def aged(partition: int) -> bool:
-            return any(owner.cursors_aged() for owner in owners if owner.partition == partition)
-
-        log.info("push starts", partitions=len(owners), pulsar=self._settings.pulsar.service_url)
-        commands = self._settings.pulsar.system_topic(COMMANDS_TOPIC)
-        with (
-            watching_pulsar(self._settings, self._health, commands),
-            watching_lag(self._settings, self._health, metrics),
-            watching_compaction(self._settings, self._health, list(metrics), aged, groups.roster_aged),
-            watching_topics(self._settings, self._health, min(metrics), forgotten),
-        ):
+        settings, health = self._settings, self._health
+        log.info("push starts", partitions=len(owners), pulsar=settings.pulsar.service_url)
+        with ExitStack() as stack:
+            watch = stack.enter_context
+            watch(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
+            if settings.metrics.port:
+                watch(_watching(settings, health, "push-lag", _LAG_EVERY_S, lambda a: partial(_show_lag, a, metrics)))
+            watch(
+                watching_compaction(
+                    settings, health, list(metrics), lambda n: owners[n].cursors_aged(), groups.roster_aged
+                )
+            )
+            if settings.pulsar.provision != "off":
+                first = min(metrics)
+                watch(
+                    _watching(settings, health, "push-topics", _EVERY_S, lambda a: TopicWatch(a, first, forgotten).look)
+                )
             for thread in threads:
                 thread.start()
             self._stopping.wait()

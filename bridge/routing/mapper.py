@@ -20,14 +20,12 @@ from bridge.errors import ConfigError
 from bridge.routing.message_fields import MissingField, read_fields
 from bridge.routing.patterns import matcher
 from bridge.routing.rules import (
-    DEFAULT_RULE,
     CompiledRule,
     compile_rules,
     default_rule,
     mapping_problems,
     namespaces_of,
     resume_filter,
-    subscriptions,
 )
 from bridge.routing.templates import MAX_LOCAL_NAME
 from bridge.routing.topic_budget import TopicBudget
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
-    "DEFAULT_RULE",
     "Explanation",
     "LeftOut",
     "Mapper",
@@ -47,9 +44,6 @@ __all__ = [
     "PerMessage",
     "ResumeAsked",
     "Route",
-    "mapping_problems",
-    "subscriptions",
-    "topic_budget",
 ]
 
 _MAX_MQTT_TOPIC: Final = 65_535
@@ -156,7 +150,7 @@ class Mapper:
         self._default_namespace = namespaces_of(pulsar)[0]
         self._max_name = max_name_bytes
         self._max_payload = settings.limits.message_size
-        self._budget = known if isinstance(known, TopicBudget) else topic_budget(settings, known)
+        self._budget = known if isinstance(known, TopicBudget) else TopicBudget(settings.limits, known)
         self._period = self._budget.period
         self._commands = [(rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic]
         self._claimed = [
@@ -338,11 +332,6 @@ class Mapper:
                 captures["mqtt_topic"] = mqtt_topic
                 return rule, captures
         raise AssertionError("the default matches every topic")
-
-
-def topic_budget(settings: IngestSettings, known: Iterable[str] = ()) -> TopicBudget:
-    """Return the budget of the Pulsar topics that routes may name. ``known`` are existing topics."""
-    return TopicBudget(settings.limits.topics, settings.limits.topics_per_device, settings.limits.topic_idle, known)
 
 
 def _names_of(rule: CompiledRule) -> Callable[[str], bool]:

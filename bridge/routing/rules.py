@@ -188,9 +188,19 @@ def mapping_problems(settings: IngestSettings, pulsar: PulsarSettings | None = N
     if problems:
         return problems
     problems += _collisions(rules)
-    problems += _requests(rules, resume_filter(settings))
+    resume = resume_filter(settings)
+    problems += [
+        f"ingest.resume_topic: {mqtt!r} matches command topics of rule {rule} ({topic!r}), so commands would count as "
+        "requests: give a separate topic"
+        for mqtt, rule, topic in _met(rules, [] if resume is None else [resume])
+    ]
     if not settings.allow_loopback:
-        problems += _loops(rules, filters or [r.filter for r in rules] or [_ALL])
+        problems += [
+            f"ingest: the filter {mqtt!r} matches command topics of rule {rule} ({topic!r}), so ingest would receive "
+            "commands: choose narrower ingest.filters, or set ingest.allow_loopback, with which ingest leaves out each "
+            "command"
+            for mqtt, rule, topic in _met(rules, filters or [r.filter for r in rules] or [_ALL])
+        ]
     return problems
 
 
@@ -209,29 +219,14 @@ def _collisions(rules: Sequence[CompiledRule]) -> Iterator[str]:
                 )
 
 
-def _requests(rules: Sequence[CompiledRule], resume: Filter | None) -> Iterator[str]:
-    for rule in rules:
-        if resume is None or rule.command_topic is None:
-            continue
-        if any(meet(rule.command_pattern, pattern) for pattern in resume.patterns):
-            yield (
-                f"ingest.resume_topic: {resume.mqtt!r} matches command topics of rule {rule.name} "
-                f"({rule.command_topic.text!r}), so commands would count as requests: give a separate topic"
-            )
-
-
-def _loops(rules: Sequence[CompiledRule], filters: Sequence[Filter]) -> Iterator[str]:
+def _met(rules: Sequence[CompiledRule], filters: Sequence[Filter]) -> Iterator[tuple[str, str, str]]:
+    """Yield each filter that matches command topics, with the name and the command topic of the rule."""
     for rule in rules:
         if rule.command_topic is None:
             continue
-        commands = rule.command_pattern
         for one in filters:
-            if any(meet(commands, pattern) for pattern in one.patterns):
-                yield (
-                    f"ingest: the filter {one.mqtt!r} matches command topics of rule {rule.name} "
-                    f"({rule.command_topic.text!r}), so ingest would receive commands: choose narrower ingest.filters, "
-                    "or set ingest.allow_loopback, with which ingest leaves out each command"
-                )
+            if any(meet(rule.command_pattern, pattern) for pattern in one.patterns):
+                yield one.mqtt, rule.name, rule.command_topic.text
 
 
 def subscriptions(settings: IngestSettings) -> tuple[str, ...]:

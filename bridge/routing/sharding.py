@@ -13,6 +13,8 @@ after its new owner has subscribed. ``plan_move`` decides the steps, ``bridge.in
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -20,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 from bridge.errors import ConfigError
 from bridge.routing.patterns import Pattern, Star, meet
 from bridge.routing.rules import CompiledRule, compile_rules, subscriptions, with_resume
-from bridge.routing.shard import Shard
 from bridge.routing.templates import Filter
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_SESSIONS",
     "Move",
     "Remembered",
+    "Shard",
     "intersection",
     "own_sessions",
     "plan_move",
@@ -44,6 +46,48 @@ __all__ = [
 MAX_SESSIONS: Final = 64
 """Maximum number of sessions of a deployment with shards; each has a thread. Further groups of filters share sessions.
 """
+
+_FORM: Final = re.compile(r"(\d{1,4}|host)/(\d{1,4})\Z")
+_ORDINAL: Final = re.compile(r"-(\d{1,4})\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Worker ``index`` of ``count``, counted from 0, as in a setting or in ``--shard``."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str, *, host: str | None = None) -> Shard:
+        """Read ``I/N`` or ``host/N``. Raises ValueError with the remedy.
+
+        With ``host`` the index is the number at the end of the host's name, as in the names of a StatefulSet's pods.
+        """
+        found = _FORM.match(text)
+        if found is None:
+            raise ValueError(f"{text!r} is not of the form I/N, for example 0/4")
+        count = int(found[2])
+        if found[1] != "host":
+            index = int(found[1])
+        else:
+            name = socket.gethostname() if host is None else host
+            ordinal = _ORDINAL.search(name.partition(".")[0])
+            if ordinal is None:
+                raise ValueError(
+                    f"{text!r}: the host name {name!r} does not end in a number: run it as a pod of a StatefulSet, "
+                    "or give the number, for example 0/4"
+                )
+            index = int(ordinal[1])
+        if index >= count:
+            raise ValueError(
+                f"{text!r}: shard {index} of {count} does not exist, they are counted from 0 to {count - 1}"
+            )
+        return cls(index, count)
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
 
 # --- filters to shards ------------------------------------------------------------------------------------------
 
@@ -77,29 +121,6 @@ def intersection(rule: Filter, other: Filter) -> Filter | None:
     return Filter("", tuple(levels), tuple(names))
 
 
-def _keys(rule: CompiledRule, of: Filter) -> tuple[Pattern, ...]:
-    """Return the keys that ``rule`` can give to the topics of ``of``."""
-    if rule.key_is_the_topic:
-        return of.patterns
-    parts: list[str | Star] = []
-    fields = {f.name for f in rule.key.fields}
-    for literal, name in rule.key.parts:
-        if literal:
-            parts.append(literal)
-        if name is not None:
-            star = None if name in fields else of.star_of(name)
-            parts.append(Star.REST if star is None else star)
-    return (tuple(parts),)
-
-
-def _locals(rule: CompiledRule, of: Filter) -> Pattern:
-    """Return the local names of Pulsar topics that ``rule`` can give to topics of ``of``."""
-    found = replace(rule.topic, of=of)
-    if any(of.star_of(name) is None for name in found.names):
-        return (Star.REST,)
-    return found.pattern(encoded=True)
-
-
 @dataclass(frozen=True, slots=True)
 class _Targets:
     """The Pulsar topics and keys of one filter's topics under one rule."""
@@ -121,7 +142,9 @@ def _targets(one: Filter, rules: Iterable[CompiledRule]) -> list[_Targets]:
     for rule in rules:
         both = intersection(rule.filter, one)
         if both is not None:
-            found.append(_Targets(rule.namespaces, _locals(rule, both), _keys(rule, both)))
+            topic, key = replace(rule.topic, of=both), replace(rule.key, of=both)
+            keys = both.patterns if rule.key_is_the_topic else (key.pattern(),)
+            found.append(_Targets(rule.namespaces, topic.pattern(encoded=True), keys))
     return found
 
 

@@ -10,11 +10,13 @@ They stay in Pulsar, so a route adds at most one budget of topics to Pulsar in e
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from bridge.settings.ingest import IngestLimits
 
 __all__ = ["TopicBudget"]
 
@@ -31,10 +33,8 @@ class TopicBudget:
     get another budget at a restart.
     """
 
-    def __init__(self, per_route: int, per_device: int, period_s: float = math.inf, known: Iterable[str] = ()) -> None:
-        self._per_route = per_route
-        self._per_device = per_device
-        self._period_s = period_s
+    def __init__(self, limits: IngestLimits, known: Iterable[str] = ()) -> None:
+        self._limits = limits
         self._since: float | None = None
         self._lock = threading.Lock()
         self._current: dict[str, _Owner] = {}
@@ -68,12 +68,12 @@ class TopicBudget:
             if owner is None:
                 owner, whole = _Owner(route, device), _Owner(route, None)
                 count = self._counts[whole]
-                if not fixed and count >= self._per_route:
-                    return f"route {route} has {count} Pulsar topics, ingest.limits.topics is {self._per_route}"
-                if not fixed and device is not None and self._counts[owner] >= self._per_device:
+                if not fixed and count >= self._limits.topics:
+                    return f"route {route} has {count} Pulsar topics, ingest.limits.topics is {self._limits.topics}"
+                if not fixed and device is not None and self._counts[owner] >= self._limits.topics_per_device:
                     return (
                         f"the device has {self._counts[owner]} Pulsar topics of route {route}, "
-                        f"ingest.limits.topics_per_device is {self._per_device}"
+                        f"ingest.limits.topics_per_device is {self._limits.topics_per_device}"
                     )
                 for one in {owner, whole}:
                     self._counts[one] += 1
@@ -86,7 +86,7 @@ class TopicBudget:
         with self._lock:
             if self._since is None:
                 self._since = now
-            if now - self._since < self._period_s:
+            if now - self._since < self._limits.topic_idle:
                 return
             self._since = now
             for owner in self._previous.values():
@@ -99,7 +99,7 @@ class TopicBudget:
 
     def copy(self) -> TopicBudget:
         """Return a copy with the same state."""
-        copied = TopicBudget(self._per_route, self._per_device, self._period_s, self._unclaimed)
+        copied = TopicBudget(self._limits, self._unclaimed)
         copied._current, copied._previous = dict(self._current), dict(self._previous)
         copied._counts = Counter(self._counts)
         return copied

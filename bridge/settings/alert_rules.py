@@ -61,7 +61,8 @@ class Sql(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    sql: str = Field(min_length=1, description="The expression.")
+    sql: str = Field(min_length=1)
+    """The expression."""
 
 
 class AlertRule(BaseModel):
@@ -69,67 +70,49 @@ class AlertRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(min_length=1, pattern=r"^[^|]+$", description="Name in the command's id and payload.")
-    kind: Kind = Field(description="Kind of the condition.")
-    table: str = Field(READINGS, min_length=1, description="Table of the pipeline whose rows it evaluates.")
-    metric: str | None = Field(
-        None,
-        min_length=1,
-        description="Metric whose rows it evaluates, of a table with a row for each; silence: all metrics if not set.",
-    )
-    column: str | None = Field(
-        None, min_length=1, description="Column that it evaluates, or an SQL expression that gives a number."
-    )
-    limit: float | None = Field(
-        None, allow_inf_nan=False, description="below, above: the bound that a reading must not cross."
-    )
-    clear: float | None = Field(
-        None,
-        allow_inf_nan=False,
-        description="Value or rate at which an alert is over: the value of below and above (default: limit), the rate "
-        "of falling and rising with over (default: per_minute).",
-    )
-    for_: Duration = Field(
-        Duration(0),
-        alias="for",
-        description="below, above: how long readings must be beyond the limit, by the device's time.",
-    )
-    per_minute: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="falling, rising: the change per minute that is too fast.",
-    )
-    within: Duration = Field(
-        Duration("15m"), gt=0, description="falling, rising: maximum age of the previous reading for a comparison."
-    )
-    over: Duration | None = Field(
-        None, gt=0, le=86_400, description="falling, rising: time over which the change is measured, at most 1d."
-    )
-    after: Duration | None = Field(None, gt=0, description="silence: time without a message.")
-    condition: str | None = Field(
-        None, min_length=1, description="sql: a boolean SQL expression over the columns of the table."
-    )
-    every: Literal["message", "change"] = Field(
-        "message",
-        description="sql: an alert for each row with a true condition, or one alert if it becomes true; null changes "
-        "nothing.",
-    )
-    notify_cleared: bool | None = Field(
-        None, description="Whether the end of an alert makes a command, too; default: only for silence."
-    )
-    message: str | None = Field(None, description="Text for operators.")
-    cleared_message: str | None = Field(None, description="Text at the end of an alert.")
-    expires: Duration | None = Field(Duration("1h"), gt=0, description="Time until the command expires; null: never.")
-    to: str | Sql | None = Field(
-        None, description="Device that the command goes to; none: no command. Default: the row's device."
-    )
-    command_topic: str | Sql | None = Field(
-        None, description="MQTT topic of the command. Default: that of the row's device."
-    )
-    payload: str | Sql | None = Field(
-        None, description="Payload of the command. Default: a JSON object that describes the alert."
-    )
+    name: str = Field(min_length=1, pattern=r"^[^|]+$")
+    """Name in the command's id and payload."""
+    kind: Kind
+    """Kind of the condition."""
+    table: str = Field(READINGS, min_length=1)
+    """Table of the pipeline whose rows it evaluates."""
+    metric: str | None = Field(None, min_length=1)
+    """Metric whose rows it evaluates, of a table with a row for each; silence: all metrics if not set."""
+    column: str | None = Field(None, min_length=1)
+    """Column that it evaluates, or an SQL expression that gives a number."""
+    limit: float | None = Field(None, allow_inf_nan=False)
+    """below, above: the bound that a reading must not cross."""
+    clear: float | None = Field(None, allow_inf_nan=False)
+    """Value or rate at which an alert is over: the value of below and above (default: limit), the rate of falling and
+    rising with over (default: per_minute)."""
+    for_: Duration = Field(Duration(0), alias="for")
+    """below, above: how long readings must be beyond the limit, by the device's time."""
+    per_minute: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """falling, rising: the change per minute that is too fast."""
+    within: Duration = Field(Duration("15m"), gt=0)
+    """falling, rising: maximum age of the previous reading for a comparison."""
+    over: Duration | None = Field(None, gt=0, le=86_400)
+    """falling, rising: time over which the change is measured, at most 1d."""
+    after: Duration | None = Field(None, gt=0)
+    """silence: time without a message."""
+    condition: str | None = Field(None, min_length=1)
+    """sql: a boolean SQL expression over the columns of the table."""
+    every: Literal["message", "change"] = "message"
+    """sql: an alert for each row with a true condition, or one alert if it becomes true; null changes nothing."""
+    notify_cleared: bool | None = None
+    """Whether the end of an alert makes a command, too; default: only for silence."""
+    message: str | None = None
+    """Text for operators."""
+    cleared_message: str | None = None
+    """Text at the end of an alert."""
+    expires: Duration | None = Field(Duration("1h"), gt=0)
+    """Time until the command expires; null: never."""
+    to: str | Sql | None = None
+    """Device that the command goes to; none: no command. Default: the row's device."""
+    command_topic: str | Sql | None = None
+    """MQTT topic of the command. Default: that of the row's device."""
+    payload: str | Sql | None = None
+    """Payload of the command. Default: a JSON object that describes the alert."""
 
     @model_validator(mode="after")
     def _complete(self) -> AlertRule:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic import SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
+from bridge.settings.base import Section
 from bridge.settings.units import Duration, Size
 
 __all__ = [
@@ -42,13 +43,9 @@ def is_class(annotation: Any, *bases: type) -> bool:
     return get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, bases)
 
 
-def section_of(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[Section] | None:
     """Return the model in an annotation, None for a plain value."""
-    for part in parts_of(annotation):
-        if is_class(part, BaseModel):
-            found: type[BaseModel] = part
-            return found
-    return None
+    return next((part for part in parts_of(annotation) if is_class(part, Section)), None)
 
 
 def is_secret(annotation: Any) -> bool:
@@ -90,7 +87,7 @@ def has_word_choices(annotation: Any) -> bool:
     return any(get_origin(p) is Literal and all(isinstance(v, str) for v in get_args(p)) for p in parts_of(annotation))
 
 
-def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+def leaves(model: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """Yield the path and the field of each setting, in the order of the model."""
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
@@ -100,10 +97,10 @@ def leaves(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tup
             yield from leaves(section, (*prefix, name))
 
 
-def field_at(model: type[BaseModel], path: Iterable[str | int]) -> FieldInfo | None:
+def field_at(model: type[Section], path: Iterable[str | int]) -> FieldInfo | None:
     """Return the field at a path, also in lists of models; None if it does not exist."""
     field: FieldInfo | None = None
-    here: type[BaseModel] | None = model
+    here: type[Section] | None = model
     for part in path:
         if isinstance(part, int):
             continue
@@ -114,20 +111,16 @@ def field_at(model: type[BaseModel], path: Iterable[str | int]) -> FieldInfo | N
     return field
 
 
-def model_within(annotation: Any) -> type[BaseModel] | None:
+def model_within(annotation: Any) -> type[Section] | None:
     """Return the model of a section, or of the members of a list of sections."""
-    for part in parts_of(annotation):
-        for candidate in (part, *get_args(part)):
-            if is_class(candidate, BaseModel):
-                found: type[BaseModel] = candidate
-                return found
-    return None
+    candidates = (one for part in parts_of(annotation) for one in (part, *get_args(part)))
+    return next((one for one in candidates if is_class(one, Section)), None)
 
 
-def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
+def names_at(model: type[Section], path: Iterable[str | int]) -> list[str]:
     """Return the known names in the section at ``path``, with the ``_file`` forms of secrets."""
     path = tuple(path)
-    here: type[BaseModel] | None = model
+    here: type[Section] | None = model
     if path:
         field = field_at(model, path)
         here = None if field is None else model_within(field.annotation)
@@ -137,7 +130,7 @@ def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
     return names + [n + FILE_SUFFIX for n, f in here.model_fields.items() if is_secret(f.annotation)]
 
 
-def nearest(model: type[BaseModel], path: tuple[str | int, ...]) -> str | None:
+def nearest(model: type[Section], path: tuple[str | int, ...]) -> str | None:
     """Return the known path that is most similar to an unknown one, or None."""
     known = [".".join(p) for p, _ in leaves(model)]
     joined = "_".join(str(p) for p in path)

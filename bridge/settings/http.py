@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -21,16 +20,11 @@ NAME_IN_FILTER = "{name}"
 class CertificateTopics(Section):
     """The topics to which a client with a certificate may publish."""
 
-    name: str | None = Field(
-        None,
-        min_length=1,
-        description="Common name of the certificate, or a DNS, e-mail or URI name in it; null matches every "
-        "certificate that no earlier entry names.",
-    )
-    topics: tuple[str, ...] = Field(
-        min_length=1,
-        description="MQTT topic filters; {name} is each name of the certificate, # matches all topics.",
-    )
+    name: str | None = Field(None, min_length=1)
+    """Common name of the certificate, or a DNS, e-mail or URI name in it; null matches every certificate that no
+    earlier entry names."""
+    topics: tuple[str, ...] = Field(min_length=1)
+    """MQTT topic filters; {name} is each name of the certificate, # matches all topics."""
 
     @field_validator("topics")
     @classmethod
@@ -43,93 +37,58 @@ class CertificateTopics(Section):
 class HttpLimits(Section):
     """The limits of the handler and of its clients."""
 
-    head_size: Size = Field(
-        Size("16KiB"),
-        ge=1024,
-        le=1024 * 1024,
-        description="Maximum size of the request line with all headers; a larger one is refused with 431.",
-    )
-    body_size: Size = Field(
-        Size("4MiB"),
-        ge=1,
-        description="Maximum size of a request body; a larger one is refused with 413. All bodies that are being read "
-        "share ingest.limits.in_flight_size.",
-    )
-    in_flight: int = Field(
-        1000,
-        ge=1,
-        description="Maximum number of received messages that are not yet stored in Pulsar; beyond it: 503 with "
-        "Retry-After.",
-    )
-    connections: int = Field(
-        250,
-        ge=1,
-        description="Maximum number of open connections, with those in a TLS handshake; further ones are closed at "
-        "once. Before a client has authenticated, each uses up to 16 KB and head_size, with TLS up to 500 KB: 8 or "
-        "125 MB in all by default. The process always keeps some file descriptors free.",
-    )
-    store_timeout: Duration = Field(
-        Duration("10s"),
-        gt=0,
-        description="Maximum time that a request waits for Pulsar before it is answered with 503.",
-    )
-    first_request_timeout: Duration = Field(
-        Duration("5s"),
-        gt=0,
-        description="Maximum time of a new client for its TLS handshake, and then for the head of its first request.",
-    )
-    read_timeout: Duration = Field(
-        Duration("30s"),
-        gt=0,
-        description="Maximum time of a client to send a body, or to begin and send the head of its next request.",
-    )
+    head_size: Size = Field(Size("16KiB"), ge=1024, le=1024 * 1024)
+    """Maximum size of the request line with all headers; a larger one is refused with 431."""
+    body_size: Size = Field(Size("4MiB"), ge=1)
+    """Maximum size of a request body; a larger one is refused with 413. All bodies that are being read share
+    ingest.limits.in_flight_size."""
+    in_flight: int = Field(1000, ge=1)
+    """Maximum number of received messages that are not yet stored in Pulsar; beyond it: 503 with Retry-After."""
+    connections: int = Field(250, ge=1)
+    """Maximum number of open connections, with those in a TLS handshake; further ones are closed at once. Before a
+    client has authenticated, each uses up to 16 KB and head_size, with TLS up to 500 KB: 8 or 125 MB in all by default.
+    The process always keeps some file descriptors free."""
+    store_timeout: Duration = Field(Duration("10s"), gt=0)
+    """Maximum time that a request waits for Pulsar before it is answered with 503."""
+    first_request_timeout: Duration = Field(Duration("5s"), gt=0)
+    """Maximum time of a new client for its TLS handshake, and then for the head of its first request."""
+    read_timeout: Duration = Field(Duration("30s"), gt=0)
+    """Maximum time of a client to send a body, or to begin and send the head of its next request."""
 
 
 class HttpSettings(Section):
     """Publishing over HTTP; used if ``messaging_protocols`` names ``http``."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; beyond loopback only with tokens or mTLS.")
-    port: int | None = Field(8090, ge=0, le=65535, description="TCP port without TLS; 0 any free one, null none.")
-    tls_port: int | None = Field(None, ge=0, le=65535, description="TCP port with TLS, likewise.")
-    tls_certificate: Path | None = Field(
-        None,
-        description="PEM file of the server's certificate with its chain; a replaced file is used within seconds.",
-    )
-    tls_private_key: Path | None = Field(None, description="PEM file of the certificate's private key.")
-    tls_client_ca: Path | None = Field(
-        None,
-        description="PEM file of the authorities whose client certificates are required (mTLS). If one of the three "
-        "files is replaced, clients must reconnect and authenticate.",
-    )
-    certificates: tuple[CertificateTopics, ...] = Field(
-        (),
-        description="The topics of each client certificate; required with tls_client_ca. The first matching entry "
-        "counts.",
-    )
-    tokens: SecretStr | None = Field(
-        None,
-        description="Tokens, one of which each request must contain: on each line a token and the MQTT topic filters "
-        "that it may publish to, separated by spaces; # alone is all topics, a line that begins with # a comment. Also "
-        "as tokens_file, whose changes apply within seconds.",
-    )
-    allow_anonymous: bool = Field(
-        False, description="Listen beyond loopback without tokens and without mTLS: any client may publish."
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        (),
-        description="Further names of this server in the header Host of clients, except loopback and http.host. A "
-        "listener without tokens and mTLS refuses other names, because a web page may have set them (DNS rebinding).",
-    )
-    allowed_origins: tuple[str, ...] = Field(
-        (),
-        description="Origins of web pages that may publish without a token, for example https://panel.example; "
-        "requests of a browser with another origin are refused.",
-    )
-    allow_resume: bool = Field(
-        False,
-        description="Whether clients may publish to ingest.resume_topic, so that push resends commands.",
-    )
-    limits: HttpLimits = Field(default_factory=HttpLimits, description="The limits of the handler and of its clients.")
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback only with tokens or mTLS."""
+    port: int | None = Field(8090, ge=0, le=65535)
+    """TCP port without TLS; 0 any free one, null none."""
+    tls_port: int | None = Field(None, ge=0, le=65535)
+    """TCP port with TLS, likewise."""
+    tls_certificate: Path | None = None
+    """PEM file of the server's certificate with its chain; a replaced file is used within seconds."""
+    tls_private_key: Path | None = None
+    """PEM file of the certificate's private key."""
+    tls_client_ca: Path | None = None
+    """PEM file of the authorities whose client certificates are required (mTLS). If one of the three files is replaced,
+    clients must reconnect and authenticate."""
+    certificates: tuple[CertificateTopics, ...] = ()
+    """The topics of each client certificate; required with tls_client_ca. The first matching entry counts."""
+    tokens: SecretStr | None = None
+    """Tokens, one of which each request must contain: on each line a token and the MQTT topic filters that it may
+    publish to, separated by spaces; # alone is all topics, a line that begins with # a comment. Also as tokens_file,
+    whose changes apply within seconds."""
+    allow_anonymous: bool = False
+    """Listen beyond loopback without tokens and without mTLS: any client may publish."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Further names of this server in the header Host of clients, except loopback and http.host. A listener without
+    tokens and mTLS refuses other names, because a web page may have set them (DNS rebinding)."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may publish without a token, for example https://panel.example; requests of a browser
+    with another origin are refused."""
+    allow_resume: bool = False
+    """Whether clients may publish to ingest.resume_topic, so that push resends commands."""
+    limits: HttpLimits = Field(default_factory=HttpLimits)
 
     @model_validator(mode="after")
     def _consistent(self) -> HttpSettings:
@@ -178,7 +137,11 @@ class HttpSettings(Section):
         """
         found: dict[str, tuple[Filter, ...]] = {}
         problems: list[str] = []
-        for number, (token, *filters) in _token_lines(self.tokens):
+        text = "" if self.tokens is None else self.tokens.get_secret_value()
+        for number, line in enumerate(text.splitlines(), 1):
+            token, *filters = line.split() or ["#"]
+            if token.startswith("#"):
+                continue
             try:
                 if not filters:
                     raise ValueError("it has no topic filter; write # after the token for all topics")
@@ -188,14 +151,6 @@ class HttpSettings(Section):
             except ValueError as e:
                 problems.append(f"tokens, line {number}: {e}")
         return found, problems
-
-
-def _token_lines(tokens: SecretStr | None) -> Iterator[tuple[int, list[str]]]:
-    text = "" if tokens is None else tokens.get_secret_value()
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        if words and not words[0].startswith("#"):
-            yield number, words
 
 
 def is_loopback(host: str) -> bool:

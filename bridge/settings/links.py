@@ -15,11 +15,8 @@ __all__ = ["LinkSettings", "mqtt_of", "same_session"]
 class _Named(Section):
     """One MQTT broker: a name, and the differences from the section ``mqtt``."""
 
-    name: str = Field(
-        min_length=1,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
-        description="Name of the link in the envelope, in logs and in metrics.",
-    )
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    """Name of the link in the envelope, in logs and in metrics."""
 
 
 def _overridable() -> dict[str, Any]:

@@ -18,9 +18,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge import logs
 from bridge.errors import ConfigError
-from bridge.routing.mapper import mapping_problems
+from bridge.routing.rules import mapping_problems
 from bridge.routing.sharding import shard_problems
 from bridge.settings import IngestSettings, PulsarSettings, Settings
 from bridge.settings.aliases import alias_of, settings_of
@@ -47,7 +46,6 @@ __all__ = [
     "conf_path",
     "load",
     "load_with_origins",
-    "settings_from",
 ]
 
 CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
@@ -55,28 +53,13 @@ CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
 OTHER_VARIABLES: Final = frozenset(
     {
         CONFIG_VARIABLE,
-        "PULSEBRIDGE_BAD_ROWS",
-        "PULSEBRIDGE_BENCH_IDLE_DEVICES",
-        "PULSEBRIDGE_BENCH_IDLE_S",
-        "PULSEBRIDGE_BENCH_MQTT",
-        "PULSEBRIDGE_BENCH_OUTAGE_S",
-        "PULSEBRIDGE_BENCH_PARKED",
-        "PULSEBRIDGE_BENCH_PEER",
-        "PULSEBRIDGE_BENCH_PEERS",
-        "PULSEBRIDGE_BENCH_PUSH_S",
-        "PULSEBRIDGE_CLUSTERS",
         "PULSEBRIDGE_IVY_SETTINGS",
         "PULSEBRIDGE_KILL_AT",
         "PULSEBRIDGE_KILL_PID",
         "PULSEBRIDGE_KILL_SIGNAL",
-        "PULSEBRIDGE_SEED",
-        "PULSEBRIDGE_SOURCE_CHAOS_S",
-        "PULSEBRIDGE_SOURCE_KILLS",
-        "PULSEBRIDGE_TEST_KILLS",
-        "PULSEBRIDGE_TEST_STACK",
     }
 )
-"""Variables with our prefix that are not settings: of the local stack's downloads, of tests, of benchmarks."""
+"""Variables with our prefix that are not settings: of the local stack's downloads, and of ``bridge.killpoints``."""
 
 # Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
@@ -172,19 +155,6 @@ def load_with_origins(
     if layers.problems or settings is None:
         raise ConfigError(_listed(layers.problems, file))
     return Loaded(settings, {".".join(p): o for p, o in layers.origins.items()}, file)
-
-
-def settings_from(
-    config: Path | None = None, sets: Sequence[str] | None = None, flags: Mapping[str, object] | None = None
-) -> Settings:
-    """Load the settings for a command and configure the log with them.
-
-    ``flags`` are the command's own options by their path (``{"mqtt.host": host}``); None means not given.
-    Raises ConfigError with all problems.
-    """
-    settings = load_with_origins(config, sets or (), flags=flags).settings
-    logs.configure(settings.log)
-    return settings
 
 
 # --- the layers ---------------------------------------------------------------------------------------------
@@ -308,11 +278,12 @@ def _put_value(layers: _Layers, path: Keys, value: Any, origin: str) -> None:
     known = field_at(Settings, path)
     if known is None:
         secret = _secret_of(path)
-        if secret is not None:
-            _put_secret_file(layers, secret, value, origin)
-            return
-        near = nearest(Settings, path)
-        layers.refuse(path, "unknown setting" + (f"; did you mean {near}?" if near else ""), origin)
+        if secret is None:
+            layers.refuse(path, _unknown(path), origin)
+        elif layers.has(secret, origin):
+            layers.refuse(path, f"given twice, also as {secret[-1]}; keep one", origin)
+        elif (read := _secret_file(layers, path, value, origin)) is not None:
+            layers.put(secret, read, f"{origin}, from {value}")
         return
     if section_of(known.annotation) is not None:
         layers.refuse(path, f"is a section; name one of its settings, as in {'.'.join(path)}.…", origin)
@@ -325,6 +296,11 @@ def _put_value(layers: _Layers, path: Keys, value: Any, origin: str) -> None:
     layers.put(path, _with_secrets(layers, path, value, origin), origin)
 
 
+def _unknown(path: tuple[str | int, ...]) -> str:
+    near = nearest(Settings, path)
+    return "unknown setting" + (f"; did you mean {near}?" if near else "")
+
+
 def _secret_of(path: Keys) -> Keys | None:
     """Return the path of the secret for the path of its file, else None."""
     if not path[-1].endswith(FILE_SUFFIX):
@@ -334,20 +310,10 @@ def _secret_of(path: Keys) -> Keys | None:
     return secret if known is not None and is_secret(known.annotation) else None
 
 
-def _put_secret_file(layers: _Layers, secret: Keys, name: Any, origin: str) -> None:
-    named = (*secret[:-1], secret[-1] + FILE_SUFFIX)
+def _secret_file(layers: _Layers, named: Keys, name: Any, origin: str) -> SecretFile | None:
     if not isinstance(name, str | os.PathLike):
         layers.refuse(named, "is not a path", origin)
-        return
-    if layers.has(secret, origin):
-        layers.refuse(named, f"given twice, also as {secret[-1]}; keep one", origin)
-        return
-    read = _secret_file(layers, named, name, origin)
-    if read is not None:
-        layers.put(secret, read, f"{origin}, from {name}")
-
-
-def _secret_file(layers: _Layers, named: Keys, name: str | os.PathLike[str], origin: str) -> SecretFile | None:
+        return None
     try:
         return SecretFile(name)
     except (OSError, ValueError) as e:
@@ -365,7 +331,7 @@ def _with_secrets(layers: _Layers, path: Keys, value: Any, origin: str) -> Any:
         read = dict(member) if isinstance(member, Mapping) else member
         for key in list(read) if isinstance(read, dict) else ():
             named = (*path, str(number), str(key))
-            if _secret_of((*path, str(key))) is None or not isinstance(read[key], str | os.PathLike):
+            if _secret_of((*path, str(key))) is None:
                 continue
             secret = str(key)[: -len(FILE_SUFFIX)]
             if secret in read:
@@ -413,8 +379,7 @@ def _readable(error: ErrorDetails, layers: _Layers) -> str:
     path = ".".join(str(p) for p in loc) or "settings"
     origin = _origin(loc, layers)
     if error["type"] == "extra_forbidden":
-        near = nearest(Settings, loc)
-        return f"{path}: unknown setting" + (f"; did you mean {near}?" if near else "") + origin
+        return f"{path}: {_unknown(loc)}{origin}"
     why = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if not error["msg"].startswith("Value error, ") and error["msg"].startswith("Input should be "):
         why = f"should be {why}"

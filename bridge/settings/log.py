@@ -14,11 +14,7 @@ __all__ = ["LogSettings"]
 class LogSettings(Section):
     """The level and the format of the log."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info",
-        description="Lowest level that is shown; a healthy process logs nothing above info.",
-        json_schema_extra=COMMON,
-    )
-    format: Literal["console", "json"] = Field(
-        "console", description="Lines of text, or one JSON object per line for a collector."
-    )
+    level: Literal["debug", "info", "warning", "error"] = Field("info", json_schema_extra=COMMON)
+    """Lowest level that is shown; a healthy process logs nothing above info."""
+    format: Literal["console", "json"] = "console"
+    """Lines of text, or one JSON object per line for a collector."""

@@ -13,26 +13,13 @@ __all__ = ["MetricsSettings"]
 class MetricsSettings(Section):
     """The endpoint of a process for its metrics and its health."""
 
-    port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="TCP port of /metrics, /healthz and /readyz; 0 turns them off.",
-        json_schema_extra=COMMON,
-    )
-    host: str = Field("127.0.0.1", description="Address that the endpoint listens on.")
-    mop_names: bool = Field(
-        False,
-        description="Whether the metrics of the MoP proxy's design are also exported under its names.",
-    )
-    stuck_after: Duration = Field(
-        Duration("60s"),
-        gt=0,
-        description="Time without a run of a loop after which /healthz fails.",
-    )
-    probe_interval: Duration = Field(
-        Duration("5s"),
-        gt=0,
-        description="Time between two probes of Pulsar; after three times that without an answer the process is not "
-        "ready.",
-    )
+    port: int = Field(0, ge=0, le=65535, json_schema_extra=COMMON)
+    """TCP port of /metrics, /healthz and /readyz; 0 turns them off."""
+    host: str = "127.0.0.1"
+    """Address that the endpoint listens on."""
+    mop_names: bool = False
+    """Whether the metrics of the MoP proxy's design are also exported under its names."""
+    stuck_after: Duration = Field(Duration("60s"), gt=0)
+    """Time without a run of a loop after which /healthz fails."""
+    probe_interval: Duration = Field(Duration("5s"), gt=0)
+    """Time between two probes of Pulsar; after three times that without an answer the process is not ready."""

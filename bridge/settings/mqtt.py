@@ -16,45 +16,41 @@ __all__ = ["MqttSettings"]
 class MqttSettings(Section):
     """The address of the MQTT broker, and the bridge's own sessions at it."""
 
-    host: str = Field("127.0.0.1", description="Host name or address of the MQTT broker.", json_schema_extra=COMMON)
-    port: int = Field(1883, ge=1, le=65535, description="TCP port of the MQTT broker.", json_schema_extra=COMMON)
-    client_id: str = Field(
-        "pulsebridge",
-        min_length=1,
-        description="Client id of the persistent session; fixed, and different for each process.",
-        json_schema_extra=COMMON,
-    )
-    former_client_ids: tuple[str, ...] = Field(
-        (),
-        description="Former client ids of ingest at this broker: before it reads, ingest drains their sessions into "
-        "Pulsar and deletes them.",
-    )
-    protocol: Literal["3.1", "3.1.1", "5"] = Field("5", description="MQTT version of the link.")
-    username: str | None = Field(None, description="User name at the MQTT broker.", json_schema_extra=COMMON)
-    password: SecretStr | None = Field(
-        None,
-        description="Password at the MQTT broker, or a JWT; also as password_file, which is read at each connect.",
-        json_schema_extra=COMMON,
-    )
-    tls: bool = Field(False, description="Whether the link uses TLS.", json_schema_extra=COMMON)
-    tls_ca: Path | None = Field(
-        None,
-        description="PEM file of the authorities that sign the broker's certificate.",
-        json_schema_extra=COMMON,
-    )
-    tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
-    tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
-    tls_validate_hostname: bool = Field(True, description="Whether the broker's certificate must name mqtt.host.")
-    keep_alive: Duration = Field(Duration("30s"), ge=5, le=65535, description="MQTT keep-alive, in whole seconds.")
-    session_expiry: Duration = Field(
-        Duration("7d"),
-        ge=1,
-        le=4_294_967_295,
-        description="How long the broker keeps the session of a disconnected process (MQTT 5).",
-    )
-    connect_timeout: Duration = Field(Duration("5s"), gt=0, description="Maximum time of TCP connect and CONNACK.")
-    reconnect_min: Duration = Field(Duration("200ms"), gt=0, description="First wait before a reconnect.")
-    reconnect_max: Duration = Field(Duration("15s"), gt=0, description="Longest wait before a reconnect.")
+    host: str = Field("127.0.0.1", json_schema_extra=COMMON)
+    """Host name or address of the MQTT broker."""
+    port: int = Field(1883, ge=1, le=65535, json_schema_extra=COMMON)
+    """TCP port of the MQTT broker."""
+    client_id: str = Field("pulsebridge", min_length=1, json_schema_extra=COMMON)
+    """Client id of the persistent session; fixed, and different for each process."""
+    former_client_ids: tuple[str, ...] = ()
+    """Former client ids of ingest at this broker: before it reads, ingest drains their sessions into Pulsar and deletes
+    them."""
+    protocol: Literal["3.1", "3.1.1", "5"] = "5"
+    """MQTT version of the link."""
+    username: str | None = Field(None, json_schema_extra=COMMON)
+    """User name at the MQTT broker."""
+    password: SecretStr | None = Field(None, json_schema_extra=COMMON)
+    """Password at the MQTT broker, or a JWT; also as password_file, which is read at each connect."""
+    tls: bool = Field(False, json_schema_extra=COMMON)
+    """Whether the link uses TLS."""
+    tls_ca: Path | None = Field(None, json_schema_extra=COMMON)
+    """PEM file of the authorities that sign the broker's certificate."""
+    tls_certificate: Path | None = None
+    """PEM file of this client's certificate (mTLS)."""
+    tls_private_key: Path | None = None
+    """PEM file of this client's private key (mTLS)."""
+    tls_validate_hostname: bool = True
+    """Whether the broker's certificate must name mqtt.host."""
+    keep_alive: Duration = Field(Duration("30s"), ge=5, le=65535)
+    """MQTT keep-alive, in whole seconds."""
+    session_expiry: Duration = Field(Duration("7d"), ge=1, le=4_294_967_295)
+    """How long the broker keeps the session of a disconnected process (MQTT 5)."""
+    connect_timeout: Duration = Field(Duration("5s"), gt=0)
+    """Maximum time of TCP connect and CONNACK."""
+    reconnect_min: Duration = Field(Duration("200ms"), gt=0)
+    """First wait before a reconnect."""
+    reconnect_max: Duration = Field(Duration("15s"), gt=0)
+    """Longest wait before a reconnect."""
 
     @model_validator(mode="after")
     def _pairs(self) -> MqttSettings:

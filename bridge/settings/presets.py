@@ -27,15 +27,16 @@ __all__ = ["Preset", "declared_decoders", "declared_tables", "load_preset", "pre
 class Preset(Section):
     """The content of a preset's file."""
 
-    about: str = Field(description="Purpose of the preset.")
-    signs: tuple[str, ...] = Field(
-        min_length=1, description="MQTT filters; a message that matches one shows that the preset is of use."
-    )
-    routes: tuple[TopicRule, ...] = Field(min_length=1, description="The routes, in order.")
-    tables: tuple[TableDeclaration, ...] = Field((), description="The typed tables.")
-    decoders: tuple[Decoding, ...] = Field(
-        (), description="Decodings of its messages for the table readings, like streaming.decoders."
-    )
+    about: str
+    """Purpose of the preset."""
+    signs: tuple[str, ...] = Field(min_length=1)
+    """MQTT filters; a message that matches one shows that the preset is of use."""
+    routes: tuple[TopicRule, ...] = Field(min_length=1)
+    """The routes, in order."""
+    tables: tuple[TableDeclaration, ...] = ()
+    """The typed tables."""
+    decoders: tuple[Decoding, ...] = ()
+    """Decodings of its messages for the table readings, like streaming.decoders."""
 
 
 @cache

@@ -22,59 +22,49 @@ _NAMESPACE: Final = re.compile(r"[-=:.\w]+/[-=:.\w]+", re.ASCII)
 class PulsarSettings(Section):
     """The addresses of Pulsar, our identity, and the namespaces of Pulsebridge's topics."""
 
-    service_url: str = Field(
-        "pulsar://127.0.0.1:6650", description="Pulsar's binary service URL.", json_schema_extra=COMMON
-    )
-    admin_url: str = Field("http://127.0.0.1:8080", description="Pulsar's admin REST URL.", json_schema_extra=COMMON)
-    token: SecretStr | None = Field(
-        None,
-        description="Token for both; also as token_file, which is read at each use.",
-        json_schema_extra=COMMON,
-    )
-    tls_ca: Path | None = Field(None, description="PEM file of the authorities that sign the brokers' certificates.")
-    tls_certificate: Path | None = Field(None, description="PEM file of this client's certificate (mTLS).")
-    tls_private_key: Path | None = Field(None, description="PEM file of this client's private key (mTLS).")
-    tls_validate_hostname: bool = Field(True, description="Whether a broker's certificate must name its host.")
-    operation_timeout: Duration = Field(Duration("30s"), gt=0, description="Maximum time of a lookup or a subscribe.")
-    connection_timeout: Duration = Field(Duration("5s"), gt=0, description="Maximum time of a TCP connect.")
-    client_log: bool = Field(False, description="Whether the C++ client's own log is shown (errors only).")
-    tenant: str = Field(TENANT, description="Tenant of all topics.")
-    namespace: str = Field(NAMESPACE, description="Namespace of the readings; no MQTT topic can name another.")
-    system_namespace: str = Field(
-        "pulsebridge-system", description="Namespace of commands, cursors, receipts and dead letters."
-    )
-    namespaces: tuple[str, ...] = Field(
-        (),
-        description="Further namespaces of readings, as tenant/namespace, that rules may name.",
-    )
-    partitions: int = Field(
-        4, ge=1, le=1024, description="Partitions of a new readings topic.", json_schema_extra=COMMON
-    )
-    command_partitions: int = Field(
-        4,
-        ge=1,
-        le=1024,
-        description="Partitions of the commands and cursors topics; fixed once they exist (H28).",
-    )
-    provision: Literal["create", "verify", "off"] = Field(
-        "create",
-        description="At the start of ingest and push: create namespaces, topics and subscriptions; verify that they "
-        "exist, and fail with the missing commands; or off, without a request to Pulsar's admin.",
-    )
-    auto_topics: Literal["refuse", "leave"] = Field(
-        "refuse",
-        description="Whether Pulsar may create topics in the namespaces by itself. refuse: provisioning forbids it, "
-        "because otherwise messages after the deletion of a topic go to partitions without a topic. leave: if other "
-        "programs in the namespaces need it.",
-    )
-    retention: Duration | None = Field(
-        Duration("3d"),
-        description="Retention of acknowledged messages in Pulsar, in whole minutes; null for ever.",
-        json_schema_extra=COMMON,
-    )
-    retention_size: Size | None = Field(
-        None, description="Maximum size of retained acknowledged messages of a partition; null without limit."
-    )
+    service_url: str = Field("pulsar://127.0.0.1:6650", json_schema_extra=COMMON)
+    """Pulsar's binary service URL."""
+    admin_url: str = Field("http://127.0.0.1:8080", json_schema_extra=COMMON)
+    """Pulsar's admin REST URL."""
+    token: SecretStr | None = Field(None, json_schema_extra=COMMON)
+    """Token for both; also as token_file, which is read at each use."""
+    tls_ca: Path | None = None
+    """PEM file of the authorities that sign the brokers' certificates."""
+    tls_certificate: Path | None = None
+    """PEM file of this client's certificate (mTLS)."""
+    tls_private_key: Path | None = None
+    """PEM file of this client's private key (mTLS)."""
+    tls_validate_hostname: bool = True
+    """Whether a broker's certificate must name its host."""
+    operation_timeout: Duration = Field(Duration("30s"), gt=0)
+    """Maximum time of a lookup or a subscribe."""
+    connection_timeout: Duration = Field(Duration("5s"), gt=0)
+    """Maximum time of a TCP connect."""
+    client_log: bool = False
+    """Whether the C++ client's own log is shown (errors only)."""
+    tenant: str = TENANT
+    """Tenant of all topics."""
+    namespace: str = NAMESPACE
+    """Namespace of the readings; no MQTT topic can name another."""
+    system_namespace: str = "pulsebridge-system"
+    """Namespace of commands, cursors, receipts and dead letters."""
+    namespaces: tuple[str, ...] = ()
+    """Further namespaces of readings, as tenant/namespace, that rules may name."""
+    partitions: int = Field(4, ge=1, le=1024, json_schema_extra=COMMON)
+    """Partitions of a new readings topic."""
+    command_partitions: int = Field(4, ge=1, le=1024)
+    """Partitions of the commands and cursors topics; fixed once they exist (H28)."""
+    provision: Literal["create", "verify", "off"] = "create"
+    """At the start of ingest and push: create namespaces, topics and subscriptions; verify that they exist, and fail
+    with the missing commands; or off, without a request to Pulsar's admin."""
+    auto_topics: Literal["refuse", "leave"] = "refuse"
+    """Whether Pulsar may create topics in the namespaces by itself. refuse: provisioning forbids it, because otherwise
+    messages after the deletion of a topic go to partitions without a topic. leave: if other programs in the namespaces
+    need it."""
+    retention: Duration | None = Field(Duration("3d"), json_schema_extra=COMMON)
+    """Retention of acknowledged messages in Pulsar, in whole minutes; null for ever."""
+    retention_size: Size | None = None
+    """Maximum size of retained acknowledged messages of a partition; null without limit."""
 
     @model_validator(mode="after")
     def _distinct(self) -> PulsarSettings:

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from bridge.contract.groups import template_problem
-from bridge.routing.templates import Filter
 from bridge.settings.base import COMMON, Section
+from bridge.settings.rules import DeviceFilter
 from bridge.settings.units import Duration, Size
 
 __all__ = [
@@ -28,190 +28,110 @@ __all__ = [
 class PresenceRule(Section):
     """A rule for messages that show whether a device is online: birth messages and wills."""
 
-    filter: str = Field(min_length=1, description="MQTT filter that captures the device: devices/+device/status.")
-    absent: tuple[str, ...] = Field(
-        ("offline", ""),
-        description="Payloads for an offline device, such as its will; all others mean that it is online.",
-    )
-
-    @field_validator("filter")
-    @classmethod
-    def _captures(cls, value: str) -> str:
-        if "device" not in Filter.parse(value).names:
-            raise ValueError(f"filter {value!r} captures no device: write +device for its level")
-        return value
+    filter: DeviceFilter = Field(min_length=1)
+    """MQTT filter that captures the device: devices/+device/status."""
+    absent: tuple[str, ...] = ("offline", "")
+    """Payloads for an offline device, such as its will; all others mean that it is online."""
 
 
 class GroupRule(Section):
     """A group of devices; memberships from Spark's ``format("pulsebridge_groups")`` add to it."""
 
-    name: str = Field(min_length=1, description="Name of the group.")
-    devices: tuple[str, ...] = Field(
-        (),
-        description="Its devices: names, and patterns with * and ?. Patterns match devices that have had a command or "
-        "are in a group, but not devices that have only published.",
-    )
+    name: str = Field(min_length=1)
+    """Name of the group."""
+    devices: tuple[str, ...] = ()
+    """Its devices: names, and patterns with * and ?. Patterns match devices that have had a command or are in a group,
+    but not devices that have only published."""
 
 
 class AnswerSettings(Section):
     """The answers of devices, with ``push.confirm: device``."""
 
-    topic: str = Field(
-        "pulsebridge/answers",
-        min_length=1,
-        pattern=r"^[^+#\x00]*[^+#/\x00]$",
-        description="MQTT topic below which devices answer; each installation at a broker needs its own. With MQTT 5 "
-        "push publishes to its level nobody/+, to test whether the broker reports topics without a subscriber: allow "
-        "it.",
-    )
-    timeout: Duration = Field(
-        Duration("10s"), gt=0, description="Maximum time of a device for its answer before its command fails."
-    )
-    stored_size: Size = Field(
-        Size("4KiB"), ge=0, le=1024 * 1024, description="Maximum size of an answer that its receipt keeps."
-    )
+    topic: str = Field("pulsebridge/answers", min_length=1, pattern=r"^[^+#\x00]*[^+#/\x00]$")
+    """MQTT topic below which devices answer; each installation at a broker needs its own. With MQTT 5 push publishes to
+    its level nobody/+, to test whether the broker reports topics without a subscriber: allow it."""
+    timeout: Duration = Field(Duration("10s"), gt=0)
+    """Maximum time of a device for its answer before its command fails."""
+    stored_size: Size = Field(Size("4KiB"), ge=0, le=1024 * 1024)
+    """Maximum size of an answer that its receipt keeps."""
 
 
 class RetrySettings(Section):
     """Retries of commands that a device refuses or does not answer."""
 
-    min_wait: Duration = Field(Duration("200ms"), gt=0, description="First wait before a retry of a refused command.")
-    max_wait: Duration = Field(Duration("30s"), gt=0, description="Longest wait before a retry of a refused command.")
-    attempts: int = Field(
-        0,
-        ge=0,
-        description="Failed attempts of a command, refused or not answered, after which it goes to the dead letters "
-        "and the next one follows; 0: no limit.",
-    )
+    min_wait: Duration = Field(Duration("200ms"), gt=0)
+    """First wait before a retry of a refused command."""
+    max_wait: Duration = Field(Duration("30s"), gt=0)
+    """Longest wait before a retry of a refused command."""
+    attempts: int = Field(0, ge=0)
+    """Failed attempts of a command, refused or not answered, after which it goes to the dead letters and the next one
+    follows; 0: no limit."""
 
 
 class PushLimits(Section):
     """The limits of a partition."""
 
-    window: int = Field(
-        256, ge=1, le=32767, description="Maximum number of unconfirmed pushed commands, per partition."
-    )
-    window_size: Size = Field(
-        Size("16MiB"),
-        ge=1024 * 1024,
-        description="Maximum size of unconfirmed pushed commands, per partition; a larger command is pushed alone.",
-    )
-    pending: int = Field(
-        4000,
-        ge=10,
-        le=4900,
-        description="Maximum number of unacknowledged commands from Pulsar, per partition; at the limit push stops "
-        "reading.",
-    )
-    pending_size: Size = Field(
-        Size("64MiB"),
-        ge=8 * 1024 * 1024,
-        description="Maximum size of unacknowledged commands from Pulsar, per partition, and as much of parked ones "
-        "that are read.",
-    )
-    device_pending: int = Field(
-        1000,
-        ge=1,
-        description="Maximum number of commands in memory for a device that refuses them; with more it is parked.",
-    )
-    remembered_ids: int = Field(
-        256,
-        ge=64,
-        le=4096,
-        description="Minimum number of command ids that each cursor remembers, to drop repeated ones: up to 16 times "
-        "as many if they are at most a week older than the device's newest.",
-    )
+    window: int = Field(256, ge=1, le=32767)
+    """Maximum number of unconfirmed pushed commands, per partition."""
+    window_size: Size = Field(Size("16MiB"), ge=1024 * 1024)
+    """Maximum size of unconfirmed pushed commands, per partition; a larger command is pushed alone."""
+    pending: int = Field(4000, ge=10, le=4900)
+    """Maximum number of unacknowledged commands from Pulsar, per partition; at the limit push stops reading."""
+    pending_size: Size = Field(Size("64MiB"), ge=8 * 1024 * 1024)
+    """Maximum size of unacknowledged commands from Pulsar, per partition, and as much of parked ones that are read."""
+    device_pending: int = Field(1000, ge=1)
+    """Maximum number of commands in memory for a device that refuses them; with more it is parked."""
+    remembered_ids: int = Field(256, ge=64, le=4096)
+    """Minimum number of command ids that each cursor remembers, to drop repeated ones: up to 16 times as many if they
+    are at most a week older than the device's newest."""
 
 
 class PresenceSettings(Section):
     """How push detects which devices are online."""
 
-    rules: tuple[PresenceRule, ...] = Field(
-        (),
-        description="Birth and will messages that show which devices are online; the first matching rule applies.",
-        json_schema_extra=COMMON,
-    )
-    silence: Duration = Field(
-        Duration(0),
-        ge=0,
-        description="Time since its last sign of life after which a device counts as offline; 0: never.",
-    )
-    max_failures: int = Field(
-        3, ge=1, description="Consecutive failures without a sign of life after which a device is parked."
-    )
+    rules: tuple[PresenceRule, ...] = Field((), json_schema_extra=COMMON)
+    """Birth and will messages that show which devices are online; the first matching rule applies."""
+    silence: Duration = Field(Duration(0), ge=0)
+    """Time since its last sign of life after which a device counts as offline; 0: never."""
+    max_failures: int = Field(3, ge=1)
+    """Consecutive failures without a sign of life after which a device is parked."""
 
 
 class OfflineSettings(Section):
-    """Commands of offline devices: their store, their limit, and their delivery when a device reconnects."""
+    """Commands of offline devices, which wait in Pulsar: their limit, and their delivery when a device reconnects."""
 
-    store: Literal["pulsar", "broker"] = Field(
-        "pulsar",
-        description="Store for commands of offline devices. pulsar: Pulsar, as soon as push detects that a device is "
-        "offline; broker: the MQTT broker in the device's persistent session, and Pulsar if it refuses a command or "
-        "the device does not answer.",
-    )
-    max_commands: int = Field(
-        10_000,
-        ge=1,
-        description="Maximum number of commands that wait in Pulsar for one device; newer ones go to the dead letters "
-        "(receipt overflowed).",
-    )
-    replay_rate: int = Field(
-        50,
-        ge=1,
-        description="Parked commands pushed per second to reconnected devices, per partition. One worker pushes about "
-        "a thousand commands a second in all: keep this much lower, so that live devices do not wait while many "
-        "reconnect.",
-    )
-    relocate_after: Duration = Field(
-        Duration("1d"),
-        ge=0,
-        description="Time after which waiting commands are copied to the topic parked-commands; 0: never. Then Pulsar "
-        "can trim the commands of other devices.",
-    )
-    probe_min: Duration = Field(
-        Duration("20s"),
-        gt=0,
-        le=60,
-        description="First wait before push probes a parked device with one command; doubled at each probe. All "
-        "probes use at most an eighth of replay_rate.",
-    )
-    probe_max: Duration = Field(Duration("30m"), gt=0, description="Longest wait between two probes.")
-    resend_confirmed: Duration = Field(
-        Duration("5m"),
-        ge=0,
-        description="Maximum age of confirmed commands to resend. With confirm: broker, push resends to a device that "
-        "was offline, marked, the commands confirmed since its last sign of life.",
-    )
+    max_commands: int = Field(10_000, ge=1)
+    """Maximum number of commands that wait in Pulsar for one device; newer ones go to the dead letters (receipt
+    overflowed)."""
+    replay_rate: int = Field(50, ge=1)
+    """Parked commands pushed per second to reconnected devices, per partition. One worker pushes about a thousand
+    commands a second in all: keep this much lower, so that live devices do not wait while many reconnect."""
+    relocate_after: Duration = Field(Duration("1d"), ge=0)
+    """Time after which waiting commands are copied to the topic parked-commands; 0: never. Then Pulsar can trim the
+    commands of other devices."""
+    probe_min: Duration = Field(Duration("20s"), gt=0, le=60)
+    """First wait before push probes a parked device with one command; doubled at each probe. All probes use at most an
+    eighth of replay_rate."""
+    probe_max: Duration = Field(Duration("30m"), gt=0)
+    """Longest wait between two probes."""
+    resend_confirmed: Duration = Field(Duration("5m"), ge=0)
+    """Maximum age of confirmed commands to resend. With confirm: broker, push resends to a device that was offline,
+    marked, the commands confirmed since its last sign of life."""
 
 
 class GroupSettings(Section):
     """Groups of devices, and commands to groups."""
 
-    declared: tuple[GroupRule, ...] = Field(
-        (), description="Groups of devices, in addition to those that Spark writes; names must be unique."
-    )
-    max_matches: int = Field(
-        100_000,
-        ge=1,
-        description="Maximum number of devices that the patterns of one group match; others get no commands to the "
-        "group.",
-    )
-    topic: str = Field(
-        "devices/{device}/commands",
-        description="MQTT topic of group commands without one; {device} is the device.",
-    )
-    expiry: Duration = Field(
-        Duration("7d"),
-        gt=0,
-        le=31_622_400,
-        description="Latest expiry of a group command; until then new members get it, and Pulsar keeps it.",
-    )
-    cache_size: Size = Field(
-        Size("64MiB"),
-        ge=8 * 1024 * 1024,
-        description="Maximum size of the payloads of group commands in the cache of a push process.",
-    )
+    declared: tuple[GroupRule, ...] = ()
+    """Groups of devices, in addition to those that Spark writes; names must be unique."""
+    max_matches: int = Field(100_000, ge=1)
+    """Maximum number of devices that the patterns of one group match; others get no commands to the group."""
+    topic: str = "devices/{device}/commands"
+    """MQTT topic of group commands without one; {device} is the device."""
+    expiry: Duration = Field(Duration("7d"), gt=0, le=31_622_400)
+    """Latest expiry of a group command; until then new members get it, and Pulsar keeps it."""
+    cache_size: Size = Field(Size("64MiB"), ge=8 * 1024 * 1024)
+    """Maximum size of the payloads of group commands in the cache of a push process."""
 
     @field_validator("topic")
     @classmethod
@@ -236,77 +156,42 @@ class GroupSettings(Section):
 class ResumeSettings(Section):
     """Requests of devices to resend the commands after a position (``ingest.resume_topic``)."""
 
-    answer_topic: str = Field(
-        "pulsebridge/resumed",
-        min_length=1,
-        pattern=r"^[^+#\x00]*[^+#/\x00]$",
-        description="MQTT topic below which push answers resume requests (ingest.resume_topic): "
-        "<answer_topic>/<device>; ingest reads no messages of it. Each installation at a broker needs its own.",
-    )
-    max_commands: int = Field(
-        10_000,
-        ge=1,
-        description="Maximum number of commands that push resends for one resume request; of more it resends the "
-        "newest, and the answer reports it.",
-    )
-    interval: Duration = Field(
-        Duration("5s"),
-        ge=0,
-        description="If a device sends more than one resume request in this time, the latest one counts.",
-    )
-    allow_earliest: bool = Field(
-        False,
-        description="Whether a resume request may be earliest. The tag of a position proves that its device sends it; "
-        "earliest has no proof, so allow it only if the MQTT broker lets each device publish only to its own resume "
-        "topic.",
-    )
-    refusals_per_second: float = Field(
-        20.0,
-        gt=0,
-        description="Maximum number of resume requests per second that push refuses with an answer, per partition; "
-        "more are dropped.",
-    )
+    answer_topic: str = Field("pulsebridge/resumed", min_length=1, pattern=r"^[^+#\x00]*[^+#/\x00]$")
+    """MQTT topic below which push answers resume requests (ingest.resume_topic): <answer_topic>/<device>; ingest reads
+    no messages of it. Each installation at a broker needs its own."""
+    max_commands: int = Field(10_000, ge=1)
+    """Maximum number of commands that push resends for one resume request; of more it resends the newest, and the
+    answer reports it."""
+    interval: Duration = Field(Duration("5s"), ge=0)
+    """If a device sends more than one resume request in this time, the latest one counts."""
+    allow_earliest: bool = False
+    """Whether a resume request may be earliest. The tag of a position proves that its device sends it; earliest has no
+    proof, so allow it only if the MQTT broker lets each device publish only to its own resume topic."""
+    refusals_per_second: float = Field(20.0, gt=0)
+    """Maximum number of resume requests per second that push refuses with an answer, per partition; more are dropped.
+    """
 
 
 class PushSettings(Section):
     """Pulling of commands from Pulsar, and pushing to the devices."""
 
-    client_id: str = Field(
-        "pulsebridge-push", min_length=1, description="Prefix of the client id of each partition's link."
-    )
-    confirm: Literal["broker", "device"] = Field(
-        "broker",
-        description="Confirmation of a command: the MQTT broker's PUBACK, or the device's answer. Only the answer "
-        "guarantees delivery.",
-        json_schema_extra=COMMON,
-    )
-    puback_timeout: Duration = Field(
-        Duration("60s"),
-        gt=0,
-        description="Maximum time of the MQTT broker to confirm a command on a working connection; then push "
-        "reconnects and resends unconfirmed commands.",
-    )
-    position_in: Literal["properties", "topic"] = Field(
-        "properties",
-        description="Where devices find the position of a command: in user properties (MQTT 5), or, for devices that "
-        "cannot read those, also in six levels after its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, with /repeat after a "
-        "repeated one.",
-    )
-    drain: Duration = Field(Duration("20s"), gt=0, description="Maximum time of a clean stop for PUBACKs and receipts.")
-    answers: AnswerSettings = Field(
-        default_factory=AnswerSettings, description="The answers of devices, with ``confirm: device``."
-    )
-    retry: RetrySettings = Field(
-        default_factory=RetrySettings, description="Retries of commands that a device refuses or does not answer."
-    )
-    limits: PushLimits = Field(default_factory=PushLimits, description="The limits of a partition.")
-    presence: PresenceSettings = Field(
-        default_factory=PresenceSettings, description="How push detects which devices are online."
-    )
-    offline: OfflineSettings = Field(default_factory=OfflineSettings, description="Commands of offline devices.")
-    groups: GroupSettings = Field(
-        default_factory=GroupSettings, description="Groups of devices, and commands to groups."
-    )
-    resume: ResumeSettings = Field(
-        default_factory=ResumeSettings, description="Requests of devices to resend the commands after a position."
-    )
+    client_id: str = Field("pulsebridge-push", min_length=1)
+    """Prefix of the client id of each partition's link."""
+    confirm: Literal["broker", "device"] = Field("broker", json_schema_extra=COMMON)
+    """Confirmation of a command: the MQTT broker's PUBACK, or the device's answer. Only the answer guarantees delivery.
+    """
+    puback_timeout: Duration = Field(Duration("60s"), gt=0)
+    """Maximum time of the MQTT broker to confirm a command on a working connection; then push reconnects and resends
+    unconfirmed commands."""
+    position_in: Literal["properties", "topic"] = "properties"
+    """Where devices find the position of a command: in user properties (MQTT 5), or, for devices that cannot read
+    those, also in six levels after its topic: <mqtt_topic>/0/3/7/1/-1/<tag>, with /repeat after a repeated one."""
+    drain: Duration = Field(Duration("20s"), gt=0)
+    """Maximum time of a clean stop for PUBACKs and receipts."""
+    answers: AnswerSettings = Field(default_factory=AnswerSettings)
+    retry: RetrySettings = Field(default_factory=RetrySettings)
+    limits: PushLimits = Field(default_factory=PushLimits)
+    presence: PresenceSettings = Field(default_factory=PresenceSettings)
+    offline: OfflineSettings = Field(default_factory=OfflineSettings)
+    groups: GroupSettings = Field(default_factory=GroupSettings)
+    resume: ResumeSettings = Field(default_factory=ResumeSettings)

@@ -1,7 +1,4 @@
-"""The root of the settings' model, with a section for each tier.
-
-``Settings()`` has the defaults only; ``bridge.settings.loading`` adds file, environment and flags.
-"""
+"""The root of the settings' model, with a section for each tier."""
 
 from __future__ import annotations
 
@@ -28,27 +25,20 @@ __all__ = ["Settings"]
 class Settings(Section):
     """All settings. Environment: ``PULSEBRIDGE_`` and the path with ``__`` (``PULSEBRIDGE_MQTT__HOST``)."""
 
-    messaging_protocols: tuple[str, ...] = Field(
-        ("mqtt",),
-        description="Protocol handlers that ingest runs, by name; also as text with commas.",
-        json_schema_extra=COMMON,
-    )
-    max_name_bytes: int = Field(
-        DEFAULT_MAX_NAME_BYTES,
-        ge=16,
-        le=MAX_NAME_BYTES,
-        description="Maximum length of the name of a device, key, group, client or metric, in bytes of UTF-8; a "
-        "message with a longer one goes to the dead letters, a reading with a longer metric to quarantine.",
-    )
-    mqtt: MqttSettings = Field(default_factory=MqttSettings, description="The connection to the MQTT broker.")
-    pulsar: PulsarSettings = Field(default_factory=PulsarSettings, description="The connection to Pulsar.")
-    ingest: IngestSettings = Field(default_factory=IngestSettings, description="MQTT into Pulsar.")
-    http: HttpSettings = Field(default_factory=HttpSettings, description="HTTP into Pulsar.")
-    push: PushSettings = Field(default_factory=PushSettings, description="Commands from Pulsar to the devices.")
-    streaming: StreamingSettings = Field(default_factory=StreamingSettings, description="The Spark jobs.")
-    local: LocalSettings = Field(default_factory=LocalSettings, description="The local servers.")
-    metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="Prometheus metrics and health.")
-    log: LogSettings = Field(default_factory=LogSettings, description="The log on stdout.")
+    messaging_protocols: tuple[str, ...] = Field(("mqtt",), json_schema_extra=COMMON)
+    """Protocol handlers that ingest runs, by name; also as text with commas."""
+    max_name_bytes: int = Field(DEFAULT_MAX_NAME_BYTES, ge=16, le=MAX_NAME_BYTES)
+    """Maximum length of the name of a device, key, group, client or metric, in bytes of UTF-8; a message with a longer
+    one goes to the dead letters, a reading with a longer metric to quarantine."""
+    mqtt: MqttSettings = Field(default_factory=MqttSettings)
+    pulsar: PulsarSettings = Field(default_factory=PulsarSettings)
+    ingest: IngestSettings = Field(default_factory=IngestSettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
+    push: PushSettings = Field(default_factory=PushSettings)
+    streaming: StreamingSettings = Field(default_factory=StreamingSettings)
+    local: LocalSettings = Field(default_factory=LocalSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    log: LogSettings = Field(default_factory=LogSettings)
 
     @field_validator("messaging_protocols", mode="before")
     @classmethod

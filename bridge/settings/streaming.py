@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 from pydantic import Field, field_validator
 
 from bridge.settings.base import COMMON, Section
-from bridge.settings.tables import Decoding, TableDeclaration, filter_problem, known_zone
+from bridge.settings.tables import Decoding, TableDeclaration, TimeZone, filter_problem
 from bridge.settings.units import Duration, Size
 
 __all__ = [
@@ -32,183 +32,101 @@ BUILT_IN: Final[tuple[BuiltIn, ...]] = get_args(BuiltIn)
 class TriggerSettings(Section):
     """When micro-batches start, and their largest size."""
 
-    interval: Duration = Field(
-        Duration("500ms"),
-        ge=0,
-        description="Time between micro-batches; 0: as soon as possible.",
-        json_schema_extra=COMMON,
-    )
-    commands_interval: Duration = Field(
-        Duration("400ms"),
-        ge=0,
-        description="The same for flows that write commands. Each of their micro-batches costs about a tenth of a "
-        "second of CPU for any number of rows; the tables share that CPU.",
-    )
-    views_interval: Duration = Field(
-        Duration("5s"), ge=0, description="Time between micro-batches of views and of ``device_latest``."
-    )
-    max_rows: int = Field(20_000, ge=1, description="Maximum messages of one micro-batch.")
-    max_size: Size = Field(
-        Size("64MiB"),
-        ge=1,
-        description="Maximum size of one micro-batch, as Pulsar stores its messages; at least one entry.",
-    )
+    interval: Duration = Field(Duration("500ms"), ge=0, json_schema_extra=COMMON)
+    """Time between micro-batches; 0: as soon as possible."""
+    commands_interval: Duration = Field(Duration("400ms"), ge=0)
+    """The same for flows that write commands. Each of their micro-batches costs about a tenth of a second of CPU for
+    any number of rows; the tables share that CPU."""
+    views_interval: Duration = Field(Duration("5s"), ge=0)
+    """Time between micro-batches of views and of ``device_latest``."""
+    max_rows: int = Field(20_000, ge=1)
+    """Maximum messages of one micro-batch."""
+    max_size: Size = Field(Size("64MiB"), ge=1)
+    """Maximum size of one micro-batch, as Pulsar stores its messages; at least one entry."""
 
 
 class QualitySettings(Section):
     """The runs of the Great Expectations checkpoints, and the limit of bad rows."""
 
-    interval: Duration = Field(
-        Duration("60s"),
-        ge=0,
-        description="Time between two runs of the Great Expectations checkpoints; 0: none.",
-    )
-    max_rows: int = Field(10_000, ge=1, description="Maximum rows that one run of a checkpoint validates.")
-    max_bad_share: float = Field(
-        0.1,
-        gt=0,
-        le=1,
-        description="Share of bad rows in a batch beyond which ``on_bad_share`` applies. 1: no limit.",
-    )
-    min_batch_rows: int = Field(100, ge=1, description="Smallest batch, in rows, to which ``max_bad_share`` applies.")
-    on_bad_share: Literal["alert", "stop"] = Field(
-        "alert",
-        description="Beyond max_bad_share: alert (the metric pulsebridge_stream_validated_rows_total shows it), or "
-        "stop the job before the batch is written.",
-    )
+    interval: Duration = Field(Duration("60s"), ge=0)
+    """Time between two runs of the Great Expectations checkpoints; 0: none."""
+    max_rows: int = Field(10_000, ge=1)
+    """Maximum rows that one run of a checkpoint validates."""
+    max_bad_share: float = Field(0.1, gt=0, le=1)
+    """Share of bad rows in a batch beyond which ``on_bad_share`` applies. 1: no limit."""
+    min_batch_rows: int = Field(100, ge=1)
+    """Smallest batch, in rows, to which ``max_bad_share`` applies."""
+    on_bad_share: Literal["alert", "stop"] = "alert"
+    """Beyond max_bad_share: alert (the metric pulsebridge_stream_validated_rows_total shows it), or stop the job before
+    the batch is written."""
 
 
 class SparkSettings(Section):
     """The Spark driver of ``pulsebridge stream``."""
 
-    master: str = Field("local[2]", min_length=1, description="Spark master of ``pulsebridge stream``.")
-    profile: Profile = Field(
-        "latency",
-        description="Spark's settings if master is local: for small batches, for large ones "
-        "(conf/spark-throughput.conf), such as a backlog with --available-now, or for commands only "
-        "(conf/spark-commands.conf), as with --part commands.",
-    )
-    nice: int = Field(
-        0,
-        ge=0,
-        le=19,
-        description="Niceness of a driver on this machine, 0 to 19; without a terminal it applies to the whole "
-        "session. Set 5 for --part tables next to --part commands.",
-    )
-    log: Path = Field(
-        Path("build/spark.log"),
-        description="File for the output of Spark and its Python workers, if the driver runs on this machine; at 10 "
-        "MiB it becomes <file>.1.",
-    )
-    driver_memory: Size = Field(
-        Size("2GiB"),
-        ge=256 * 1024 * 1024,
-        description="Heap of the Spark driver of ``pulsebridge stream``, in whole MiB.",
-    )
+    master: str = Field("local[2]", min_length=1)
+    """Spark master of ``pulsebridge stream``."""
+    profile: Profile = "latency"
+    """Spark's settings if master is local: for small batches, for large ones (conf/spark-throughput.conf), such as a
+    backlog with --available-now, or for commands only (conf/spark-commands.conf), as with --part commands."""
+    nice: int = Field(0, ge=0, le=19)
+    """Niceness of a driver on this machine, 0 to 19; without a terminal it applies to the whole session. Set 5 for
+    --part tables next to --part commands."""
+    log: Path = Path("build/spark.log")
+    """File for the output of Spark and its Python workers, if the driver runs on this machine; at 10 MiB it becomes
+    <file>.1."""
+    driver_memory: Size = Field(Size("2GiB"), ge=256 * 1024 * 1024)
+    """Heap of the Spark driver of ``pulsebridge stream``, in whole MiB."""
 
 
 class StreamingSettings(Section):
     """The locations of tables and checkpoints, and the flows of the job."""
 
-    root: str = Field(
-        "build/lakehouse",
-        description="Folder or URI of the checkpoints, and of tables without a schema.",
-        json_schema_extra=COMMON,
-    )
-    schema_name: str | None = Field(
-        None,
-        pattern=r"^\w+(\.\w+)?$",
-        description="Schema (catalog.schema) of the tables; default: each is a folder below root.",
-        json_schema_extra=COMMON,
-    )
-    built_in: tuple[BuiltIn, ...] = Field(
-        ("bronze", "readings", "alerts"),
-        description="Built-in flows that run, in addition to those of ``modules`` and ``tables``.",
-    )
-    modules: tuple[str, ...] = Field(
-        (),
-        description="Python modules, by name or by file, that declare tables, views, flows and commands "
-        "(``from streaming import pipelines as dp``).",
-        json_schema_extra=COMMON,
-    )
-    tables: tuple[TableDeclaration, ...] = Field(
-        (),
-        description="Typed tables, in addition to those of ``ingest.presets``. A table of the same name replaces that "
-        "of a preset.",
-        json_schema_extra=COMMON,
-    )
-    decoders: tuple[Decoding, ...] = Field(
-        (),
-        description="Decodings of some messages for the table readings, like that of a table without ``fields``: a "
-        "custom function, a time zone, or ``format: none`` for messages that are not readings. All others have the "
-        "default decoding.",
-    )
-    time_zone: str | None = Field(
-        None,
-        description="IANA name of the zone of times without one, as Europe/Berlin; none: a row with such a time gets "
-        "its time of arrival.",
-    )
-    topics: tuple[str, ...] = Field(
-        (),
-        description="Local names of the Pulsar topics to read; default: those of the routes of ingest, else every "
-        "topic of the readings namespaces.",
-    )
-    subscription: str = Field(
-        "pulsebridge",
-        min_length=1,
-        description="Prefix of the names of the durable Pulsar subscriptions, one for each flow that reads topics.",
-    )
-    trigger: TriggerSettings = Field(
-        default_factory=TriggerSettings, description="When micro-batches start, and their largest size."
-    )
-    clock_skew: Duration = Field(
-        Duration("10m"),
-        gt=0,
-        description="Maximum lead of the time of a row over its arrival and Spark's clock. Beyond: quarantine.",
-    )
-    max_added_columns: int = Field(
-        100,
-        ge=0,
-        description="Maximum number of columns that ``schema_evolution: add_columns`` adds to a table; further fields "
-        "stay in _rescued_data.",
-    )
-    gold_window: Duration = Field(
-        Duration("5m"),
-        ge=1,
-        description="Length of gold's windows of event time, in whole seconds; they start at the epoch.",
-    )
-    suites: Path | None = Field(
-        None,
-        description="Folder of the Great Expectations project with the suites of the tables.",
-        json_schema_extra=COMMON,
-    )
-    quality: QualitySettings = Field(
-        default_factory=QualitySettings,
-        description="The runs of the Great Expectations checkpoints, and the limit of bad rows.",
-    )
-    alerts: Path | None = Field(None, description="File of the alert rules; default: none.", json_schema_extra=COMMON)
-    silence_grace: Duration = Field(
-        Duration("30s"),
-        ge=0,
-        description="Lag of the clock of silence alerts after the latest arrival of all devices: at least the "
-        "lag between topics.",
-    )
-    alert_state_expiry: Duration = Field(
-        Duration("30d"),
-        gt=0,
-        description="Time without a message after which alerts delete the state of a device; later it counts as a new "
-        "device.",
-    )
-    restart_budget: int = Field(
-        10,
-        ge=0,
-        description="Maximum restarts of a failed flow within ``restart_window``; then its failure stops the job. A "
-        "server that does not answer counts only with --available-now.",
-    )
-    restart_window: Duration = Field(Duration("10m"), gt=0, description="Time in which restarts are counted.")
-    spark: SparkSettings = Field(
-        default_factory=SparkSettings, description="The Spark driver of ``pulsebridge stream``."
-    )
+    root: str = Field("build/lakehouse", json_schema_extra=COMMON)
+    """Folder or URI of the checkpoints, and of tables without a schema."""
+    schema_name: str | None = Field(None, pattern=r"^\w+(\.\w+)?$", json_schema_extra=COMMON)
+    """Schema (catalog.schema) of the tables; default: each is a folder below root."""
+    built_in: tuple[BuiltIn, ...] = ("bronze", "readings", "alerts")
+    """Built-in flows that run, in addition to those of ``modules`` and ``tables``."""
+    modules: tuple[str, ...] = Field((), json_schema_extra=COMMON)
+    """Python modules, by name or by file, that declare tables, views, flows and commands (``from streaming import
+    pipelines as dp``)."""
+    tables: tuple[TableDeclaration, ...] = Field((), json_schema_extra=COMMON)
+    """Typed tables, in addition to those of ``ingest.presets``. A table of the same name replaces that of a preset."""
+    decoders: tuple[Decoding, ...] = ()
+    """Decodings of some messages for the table readings, like that of a table without ``fields``: a custom function, a
+    time zone, or ``format: none`` for messages that are not readings. All others have the default decoding."""
+    time_zone: TimeZone | None = None
+    """IANA name of the zone of times without one, as Europe/Berlin; none: a row with such a time gets its time of
+    arrival."""
+    topics: tuple[str, ...] = ()
+    """Local names of the Pulsar topics to read; default: those of the routes of ingest, else every topic of the
+    readings namespaces."""
+    subscription: str = Field("pulsebridge", min_length=1)
+    """Prefix of the names of the durable Pulsar subscriptions, one for each flow that reads topics."""
+    trigger: TriggerSettings = Field(default_factory=TriggerSettings)
+    clock_skew: Duration = Field(Duration("10m"), gt=0)
+    """Maximum lead of the time of a row over its arrival and Spark's clock. Beyond: quarantine."""
+    max_added_columns: int = Field(100, ge=0)
+    """Maximum number of columns that ``schema_evolution: add_columns`` adds to a table; further fields stay in
+    _rescued_data."""
+    gold_window: Duration = Field(Duration("5m"), ge=1)
+    """Length of gold's windows of event time, in whole seconds; they start at the epoch."""
+    suites: Path | None = Field(None, json_schema_extra=COMMON)
+    """Folder of the Great Expectations project with the suites of the tables."""
+    quality: QualitySettings = Field(default_factory=QualitySettings)
+    alerts: Path | None = Field(None, json_schema_extra=COMMON)
+    """File of the alert rules; default: none."""
+    silence_grace: Duration = Field(Duration("30s"), ge=0)
+    """Lag of the clock of silence alerts after the latest arrival of all devices: at least the lag between topics."""
+    alert_state_expiry: Duration = Field(Duration("30d"), gt=0)
+    """Time without a message after which alerts delete the state of a device; later it counts as a new device."""
+    restart_budget: int = Field(10, ge=0)
+    """Maximum restarts of a failed flow within ``restart_window``; then its failure stops the job. A server that does
+    not answer counts only with --available-now."""
+    restart_window: Duration = Field(Duration("10m"), gt=0)
+    """Time in which restarts are counted."""
+    spark: SparkSettings = Field(default_factory=SparkSettings)
 
     def subscription_of(self, flow: str) -> str:
         """Return the name of a flow's subscription in Pulsar."""
@@ -230,8 +148,3 @@ class StreamingSettings(Section):
         if problem is not None:
             raise ValueError(problem)
         return decodings
-
-    @field_validator("time_zone")
-    @classmethod
-    def _zone(cls, name: str | None) -> str | None:
-        return name if name is None else known_zone(name)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
 from bridge.routing.message_fields import MessageField
 from bridge.routing.templates import Filter
-from bridge.settings.base import Section
+from bridge.settings.base import Section, checked_by
 from bridge.settings.units import Duration, Size
 
-__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "filter_problem", "known_zone", "path_steps"]
+__all__ = ["Decoding", "Format", "TableDeclaration", "TimeUnit", "TimeZone", "filter_problem", "path_steps"]
 
 Format = Literal["json", "csv", "avro", "protobuf", "cbor", "raw", "python", "none"]
 TimeUnit = Literal["iso", "s", "ms", "us", "ns", "auto"]
@@ -43,13 +43,29 @@ def path_steps(text: str) -> tuple[str | int, ...]:
     return () if text == "$" else MessageField.parse("json", text).steps
 
 
-def known_zone(name: str) -> str:
-    """Return the IANA name of a time zone. Raises ValueError for an unknown one."""
+def _known_zone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (KeyError, ValueError, OSError) as e:
         raise ValueError(f"unknown time zone {name!r}; give one like Europe/Berlin") from e
-    return name
+
+
+def _safe(expression: str) -> None:
+    if _RAISES.search(expression):
+        raise ValueError(f"{expression!r} may raise an error for a device's value: write try_cast(… AS …)")
+
+
+def _path_or_sql(text: str) -> None:
+    if text.startswith("$"):
+        path_steps(text.removeprefix("$") if text.startswith("$$") else text)
+    else:
+        _safe(text)
+
+
+TimeZone = Annotated[str, checked_by(_known_zone)]
+"""The IANA name of a time zone."""
+_Expression = Annotated[str, checked_by(_safe)]
+_PathOrSql = Annotated[str, checked_by(_path_or_sql)]
 
 
 class Decoding(Section):
@@ -60,150 +76,76 @@ class Decoding(Section):
     captures. A field with the same name as one of those is ``fields.NAME``.
     """
 
-    filter: str = Field(
-        min_length=1,
-        description="MQTT topics of its messages, with named captures that become columns: ``tele/+device/SENSOR``.",
-    )
-    fields: str | None = Field(
-        None,
-        description="DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: a "
-        "row for each field, as in the table readings.",
-    )
-    columns: dict[str, str] = Field(
-        {},
-        description="Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, "
-        "so use the try_ functions: an expression that raises an error stops the query.",
-    )
-    where: str | None = Field(
-        None,
-        description="SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that "
-        "cannot be decoded.",
-    )
-    format: Format = Field(
-        "json",
-        description="Format of the payloads. raw: the payload is the single field of ``fields``, as text; python: "
-        "``function``; none: these messages are not readings and give no rows.",
-    )
-    names: tuple[str, ...] = Field(
-        (), description="csv: names of a line's fields, in order; default: those of ``fields``."
-    )
-    separator: str = Field(",", min_length=1, max_length=1, description="csv: character between two fields.")
-    avro_schema: str | None = Field(None, description="avro: the writer's schema, as JSON.")
-    descriptor: Path | None = Field(None, description="protobuf: output file of protoc with --include_imports -o.")
-    descriptor_set: str | None = Field(None, description="protobuf: the same file as base64.")
-    message: str | None = Field(None, description="protobuf: full name of the message.")
-    function: str | None = Field(
-        None,
-        pattern=r"^[\w.]+:[\w.]+$",
-        description="python: module:function, in Python also the function: ``decode(payload: bytes, message: "
-        "Message)``. It returns a row as a mapping, any number of rows, or None for a message that is not a reading "
-        "(``sources.payloads.message``).",
-    )
-    compression: Literal["gzip", "zstd"] | None = Field(None, description="Compression of the payloads.")
-    elements: str | None = Field(
-        None, description="JSON path of an array whose elements are rows; $: the payload itself."
-    )
-    id: str | None = Field(
-        None,
-        description="JSON path or SQL expression of the row's id; none: the route's reading_id, else the "
-        "message's position in Pulsar, which is unique.",
-    )
-    time: str | None = Field(
-        None,
-        description="JSON path or SQL expression of its time; none: the route's reading_time, else the time of "
-        "arrival.",
-    )
-    time_unit: TimeUnit = Field(
-        "auto",
-        description="Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the "
-        "value.",
-    )
-    time_zone: str | None = Field(
-        None,
-        description="IANA time zone of times without one, like Europe/Berlin; none: ``streaming.time_zone``.",
-    )
-    ignored: tuple[str, ...] = Field(
-        (), description="Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."
-    )
-    max_size: Size = Field(
-        Size("1MiB"),
-        ge=1,
-        description="Maximum size of a payload, also after decompression, and of its document.",
-    )
-    max_elements: int = Field(10_000, ge=1, description="Maximum rows of one message.")
-    max_depth: int = Field(
-        64,
-        ge=1,
-        le=400,
-        description="avro, cbor, protobuf, python: maximum levels. Spark reads JSON up to 1,000.",
-    )
-    max_values: int = Field(
-        100_000,
-        ge=1,
-        description="avro, cbor, protobuf, python: maximum values and keys of a payload; a protobuf message counts all "
-        "its possible fields.",
-    )
-    max_time: Duration = Field(
-        Duration("1s"),
-        gt=0,
-        description="Maximum processor time to decode one payload in Python. The elapsed time may be ten times "
-        "as long.",
-    )
-    max_memory: Size = Field(
-        Size("512MiB"),
-        ge=16 * 1024 * 1024,
-        description="Maximum memory to decode payloads in Python, without that of Python itself. Linux enforces it.",
-    )
-
-    @field_validator("filter")
-    @classmethod
-    def _filter(cls, text: str) -> str:
-        Filter.parse(text)
-        return text
-
-    @field_validator("elements")
-    @classmethod
-    def _elements(cls, text: str | None) -> str | None:
-        if text is not None:
-            path_steps(text)
-        return text
-
-    @field_validator("id", "time")
-    @classmethod
-    def _path_or_sql(cls, text: str | None) -> str | None:
-        if text is not None and text.startswith("$"):
-            path_steps(text.removeprefix("$") if text.startswith("$$") else text)
-        return text if text is None or text.startswith("$") else cls._safe(text)
+    filter: Annotated[str, checked_by(Filter.parse)] = Field(min_length=1)
+    """MQTT topics of its messages, with named captures that become columns: ``tele/+device/SENSOR``."""
+    fields: str | None = None
+    """DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: a row for each
+    field, as in the table readings."""
+    columns: dict[str, _Expression] = {}
+    """Columns of the table, each with its SQL expression; none: the fields. Devices choose the values, so use the try_
+    functions: an expression that raises an error stops the query."""
+    where: _Expression | None = None
+    """SQL condition of the rows of the table, like ``columns``. It does not apply to payloads that cannot be decoded.
+    """
+    format: Format = "json"
+    """Format of the payloads. raw: the payload is the single field of ``fields``, as text; python: ``function``; none:
+    these messages are not readings and give no rows."""
+    names: tuple[str, ...] = ()
+    """csv: names of a line's fields, in order; default: those of ``fields``."""
+    separator: str = Field(",", min_length=1, max_length=1)
+    """csv: character between two fields."""
+    avro_schema: str | None = None
+    """avro: the writer's schema, as JSON."""
+    descriptor: Path | None = None
+    """protobuf: output file of protoc with --include_imports -o."""
+    descriptor_set: str | None = None
+    """protobuf: the same file as base64."""
+    message: str | None = None
+    """protobuf: full name of the message."""
+    function: str | None = Field(None, pattern=r"^[\w.]+:[\w.]+$")
+    """python: module:function, in Python also the function: ``decode(payload: bytes, message: Message)``. It returns a
+    row as a mapping, any number of rows, or None for a message that is not a reading (``sources.payloads.message``)."""
+    compression: Literal["gzip", "zstd"] | None = None
+    """Compression of the payloads."""
+    elements: Annotated[str, checked_by(path_steps)] | None = None
+    """JSON path of an array whose elements are rows; $: the payload itself."""
+    id: _PathOrSql | None = None
+    """JSON path or SQL expression of the row's id; none: the route's reading_id, else the message's position in Pulsar,
+    which is unique."""
+    time: _PathOrSql | None = None
+    """JSON path or SQL expression of its time; none: the route's reading_time, else the time of arrival."""
+    time_unit: TimeUnit = "auto"
+    """Format of the time: ISO 8601, or a number since 1970 in s, ms, us or ns; auto: found from the value."""
+    time_zone: TimeZone | None = None
+    """IANA time zone of times without one, like Europe/Berlin; none: ``streaming.time_zone``."""
+    ignored: tuple[str, ...] = ()
+    """Fields that are left out, as ``a`` or ``a.b``; they do not count as unknown."""
+    max_size: Size = Field(Size("1MiB"), ge=1)
+    """Maximum size of a payload, also after decompression, and of its document."""
+    max_elements: int = Field(10_000, ge=1)
+    """Maximum rows of one message."""
+    max_depth: int = Field(64, ge=1, le=400)
+    """avro, cbor, protobuf, python: maximum levels. Spark reads JSON up to 1,000."""
+    max_values: int = Field(100_000, ge=1)
+    """avro, cbor, protobuf, python: maximum values and keys of a payload; a protobuf message counts all its possible
+    fields."""
+    max_time: Duration = Field(Duration("1s"), gt=0)
+    """Maximum processor time to decode one payload in Python. The elapsed time may be ten times as long."""
+    max_memory: Size = Field(Size("512MiB"), ge=16 * 1024 * 1024)
+    """Maximum memory to decode payloads in Python, without that of Python itself. Linux enforces it."""
 
     @field_validator("columns")
     @classmethod
     def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
-        for name, expression in columns.items():
+        for name in columns:
             if not name or name.startswith("_"):
                 raise ValueError(f"column {name!r}: a name must not be empty or begin with _")
-            cls._safe(expression)
         return columns
-
-    @field_validator("where")
-    @classmethod
-    def _where(cls, text: str | None) -> str | None:
-        return text if text is None else cls._safe(text)
-
-    @staticmethod
-    def _safe(expression: str) -> str:
-        if _RAISES.search(expression):
-            raise ValueError(f"{expression!r} may raise an error for a device's value: write try_cast(… AS …)")
-        return expression
 
     @field_validator("function", mode="before")
     @classmethod
     def _named(cls, function: Any) -> Any:
         return f"{function.__module__}:{function.__qualname__}" if callable(function) else function
-
-    @field_validator("time_zone")
-    @classmethod
-    def _zone(cls, name: str | None) -> str | None:
-        return name if name is None else known_zone(name)
 
     @model_validator(mode="after")
     def _of_one_form(self) -> Decoding:
@@ -253,25 +195,23 @@ def filter_problem(decodings: Sequence[Decoding]) -> str | None:
 class TableDeclaration(Section):
     """A table of typed rows, in ``streaming.tables`` or a preset."""
 
-    name: str = Field(pattern=r"^\w+(\.\w+){0,2}$", description="Name of the table.")
-    comment: str | None = Field(None, description="Comment of the table.")
-    cluster_by: tuple[str, ...] = Field((), description="Columns for clustering.")
-    table_properties: dict[str, str] = Field({}, description="Delta table properties.")
-    keys: tuple[str, ...] = Field(
-        ("device", "_id", "event_time"),
-        description="Columns that identify a row: a second row with the same values is left out; empty: every row is "
-        "stored. With a time among them, Spark skips most of the table's files.",
-    )
-    suite: str | None = Field(None, description="Great Expectations suite that validates its rows.")
-    schema_evolution: Literal["rescue", "add_columns", "fail"] = Field(
-        "rescue",
-        description="rescue: unknown fields become JSON in _rescued_data; add_columns: columns; fail: an error stops "
-        "the job.",
-    )
-    decoding: tuple[Decoding, ...] = Field(
-        min_length=1,
-        description="Decoding of messages into rows: one, or a list; the first one with a matching filter applies.",
-    )
+    name: str = Field(pattern=r"^\w+(\.\w+){0,2}$")
+    """Name of the table."""
+    comment: str | None = None
+    """Comment of the table."""
+    cluster_by: tuple[str, ...] = ()
+    """Columns for clustering."""
+    table_properties: dict[str, str] = {}
+    """Delta table properties."""
+    keys: tuple[str, ...] = ("device", "_id", "event_time")
+    """Columns that identify a row: a second row with the same values is left out; empty: every row is stored. With a
+    time among them, Spark skips most of the table's files."""
+    suite: str | None = None
+    """Great Expectations suite that validates its rows."""
+    schema_evolution: Literal["rescue", "add_columns", "fail"] = "rescue"
+    """rescue: unknown fields become JSON in _rescued_data; add_columns: columns; fail: an error stops the job."""
+    decoding: tuple[Decoding, ...] = Field(min_length=1)
+    """Decoding of messages into rows: one, or a list; the first one with a matching filter applies."""
 
     @field_validator("decoding", mode="before")
     @classmethod

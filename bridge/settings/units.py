@@ -1,4 +1,4 @@
-"""Values of settings that have a unit: durations like ``30s``, and sizes like ``64MiB``.
+"""Values that have a unit, in settings and on the command line: durations like ``30s``, and sizes like ``64MiB``.
 
 A bare number is refused, because its unit would be a guess; only 0 needs none. pydantic's ``ByteSize`` accepts bare
 numbers, and has no counterpart for durations.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any, Final
 
@@ -15,10 +17,13 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-__all__ = ["Duration", "Size"]
+from bridge.errors import ConfigError
+
+__all__ = ["Duration", "Size", "since_us"]
 
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", re.ASCII)
 _SECONDS: Final = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86_400)}
+_SECONDS_OF: Final = _SECONDS | {"min": _SECONDS["m"]}  # as Spark writes it
 _BYTES: Final = {"B": 1, "KB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 _BYTES_OF: Final = {name.lower(): Decimal(size) for name, size in _BYTES.items()}
 
@@ -26,10 +31,13 @@ _BYTES_OF: Final = {name.lower(): Decimal(size) for name, size in _BYTES.items()
 class Duration(float):
     """A time in seconds. Settings have it as text with its unit: ``250ms``, ``30s``, ``5m``, ``12h``, ``7d``."""
 
-    def __new__(cls, value: str | float) -> Duration:
-        """``value``: text with a unit, or seconds. Raises ValueError for other text."""
+    def __new__(cls, value: str | float, bare: str = "") -> Duration:
+        """``value``: text with a unit, or seconds. Raises ValueError for other text.
+
+        ``bare`` is the unit of a number alone; empty if a number needs a unit.
+        """
         if isinstance(value, str):
-            value = float(_amount(value, _SECONDS, "a duration like 30s", "ms, s, m, h, d"))
+            value = float(_amount(value, _SECONDS_OF, "a duration like 30s", ", ".join(_SECONDS), bare))
         return super().__new__(cls, value)
 
     @property
@@ -74,10 +82,24 @@ class Size(int):
         return {"type": "string", "pattern": rf"^\d+(\.\d+)? ?({'|'.join(_BYTES)})$"}
 
 
-def _amount(text: str, units: Mapping[str, Decimal], expected: str, names: str) -> Decimal:
+def since_us(text: str, now_us: int) -> int:
+    """Read an age (``90s``, ``15m``, ``2h``, ``3d``) or an ISO time. Raises ConfigError."""
+    with suppress(ValueError):
+        return now_us - int(Duration(text) * 1_000_000)
+    try:
+        at = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError as e:
+        raise ConfigError(
+            f"--since {text}: neither an age nor a time",
+            remedy="for example --since 2h or 2026-01-31T12:00:00Z",
+        ) from e
+    return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1_000_000)
+
+
+def _amount(text: str, units: Mapping[str, Decimal], expected: str, names: str, bare: str = "") -> Decimal:
     """Return the number of a text times its unit. Raises ValueError with the way to write it."""
     found = _QUANTITY.fullmatch(text.strip())
-    number, unit = found.groups() if found is not None else ("0", "?")
+    number, unit = (found[1], found[2] or bare) if found is not None else ("0", "?")
     if not unit and Decimal(number):
         raise ValueError(f"has no unit: write {expected} (units: {names})")
     if unit and unit not in units:

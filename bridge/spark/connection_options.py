@@ -16,7 +16,6 @@ from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.secret_file import SecretFile
 from bridge.settings.units import Duration
 from bridge.spark.java_authentication import TOKEN_CLASS, identity_of
-from bridge.times import duration_s
 
 __all__ = ["CONNECTION_OPTIONS", "OptionReader", "connection_options", "pulsar_settings"]
 
@@ -88,11 +87,11 @@ class OptionReader:
         text = self.text(name)
         if text is None:
             return default
-        found = duration_s(text.lower(), "ms")  # as in Spark's own options
-        if found is None:
+        try:
+            return Duration(text.lower(), bare="ms")  # as in Spark's own options
+        except ValueError:
             self.problems.append(f"{name}={text!r} is not a valid time: give a number with ms, s, m, min, h or d")
             return default
-        return found
 
     def flag(self, name: str, default: bool) -> bool:
         """Return true or false."""

@@ -14,8 +14,9 @@ from typing import Annotated, Final
 
 import typer
 
-from bridge.display import accept_every_character, text_of
+from bridge.display import accept_every_character
 from bridge.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, MissingExtraError, PulsebridgeError
+from pulsebridge.output.text import text_of
 
 __all__ = [
     "COMMANDS_GROUP",

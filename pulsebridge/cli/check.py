@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from bridge.display import printable
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 
 __all__ = ["register"]
 
@@ -59,7 +59,7 @@ def check(
     shadows = shadowed_here()
     ok = all(f.ok for f in findings) and not shadows
     if as_json:
-        body = {"ok": ok, "endpoints": [f.as_dict() for f in findings], "shadowed": shadows}
+        body = {"ok": ok, "endpoints": [asdict(f) for f in findings], "shadowed": shadows}
         typer.echo(json.dumps(body, indent=2))
     else:
         for f in findings:

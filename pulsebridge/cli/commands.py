@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bridge.display import json_text, text_of
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.dead_letters.history import Copy, Family

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge.display import json_text, text_of
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.settings.loading import Loaded
@@ -73,7 +73,7 @@ def default(
 
         pulsebridge config default > pulsebridge.yaml
     """
-    from bridge.settings.default_file import default_yaml
+    from pulsebridge.cli.default_file import default_yaml
 
     typer.echo(default_yaml(common=common), nl=False)
 
@@ -100,7 +100,7 @@ def _all_origins(loaded: Loaded) -> dict[str, str]:
 
 def _lines(loaded: Loaded, values: dict[str, Any], origin: bool) -> str:
     """Return the settings as YAML, one line each, on request with their origins."""
-    from bridge.settings.default_file import yaml_value
+    from pulsebridge.cli.default_file import yaml_value
 
     origins = _all_origins(loaded)
     lines: list[str] = []

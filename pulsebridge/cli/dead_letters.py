@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.display import json_text, text_of
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import iso, json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.dead_letters.records import DeadLetter, Selection
@@ -88,7 +87,6 @@ def _show(
     Example: pulsebridge dead-letters show 0:123:4 --out payload.bin
     """
     from bridge.dead_letters.records import LetterId
-    from bridge.times import iso
     from pulsebridge.output.dead_letters import body_of
 
     wanted = LetterId.parse(letter)
@@ -119,7 +117,7 @@ def _show(
 def selection_of(topic: str, reason: str, device: str, since: str, letters: list[str] | None = None) -> Selection:
     """Return the selection of these options. Raises ConfigError if one is not valid."""
     from bridge.dead_letters.records import LetterId, Selection
-    from bridge.times import since_us
+    from bridge.settings.units import since_us
 
     return Selection(
         ids=frozenset(LetterId.parse(one) for one in letters or ()),

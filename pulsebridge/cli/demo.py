@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from bridge.display import json_text
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import json_text
 
 __all__ = ["register"]
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge.display import json_text
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import json_text
 
 if TYPE_CHECKING:
     from bridge.inspect.devices.reading import PushTopics

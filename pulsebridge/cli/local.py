@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 
 if TYPE_CHECKING:
     from bridge.settings.local import LocalSettings

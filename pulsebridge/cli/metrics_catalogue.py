@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from bridge.contract import RECEIPT_STATES
 from bridge.health import Health
-from bridge.intake.metrics import IngestMetrics
-from bridge.intake.mop_metrics import MopCollector, Traffic
+from bridge.intake.metrics import IngestMetrics, LinkMetrics, SessionMetrics
+from bridge.intake.mop_metrics import MopCollector
 from bridge.metrics import HealthCollector
 from bridge.push.metrics import PushMetrics
 from sources.metrics import SourceMetrics
@@ -38,12 +38,14 @@ class Family(NamedTuple):
 def catalogue(*, mop: bool = True) -> list[Family]:
     """Return all families by name; with ``mop``, those of the MoP proxy's design come last."""
     registry = CollectorRegistry()
-    IngestMetrics(registry).link("name")
+    ingest = IngestMetrics(registry)
+    LinkMetrics("name", ingest)
+    SessionMetrics("name", ingest)
     push = PushMetrics(registry)
     push.partition(0).lag(0)
-    push.receipts.labels(RECEIPT_STATES[0])
+    push.counters["receipts"].labels(RECEIPT_STATES[0])
     push.groups.commands.labels(RECEIPT_STATES[0])
-    push.resume_answers.labels("resumed")
+    push.counters["resume_answers"].labels("resumed")
     SourceMetrics(registry).query("name")
     stream = StreamMetrics(registry)
     stream.validated("name", 1, 0)
@@ -52,7 +54,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     found = sorted(_families(registry))
     if mop:
         names = CollectorRegistry()
-        names.register(MopCollector(lambda: [Traffic("link", "pulsar", True, 0.0, 0.0)]))
+        names.register(MopCollector("pulsar", ingest))
         found += sorted(_families(names))
     return found
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["ConfigOption", "JsonOption", "SetOption"]
+from bridge import logs
+from bridge.settings import Settings
+from bridge.settings.loading import load_with_origins
+
+__all__ = ["ConfigOption", "JsonOption", "SetOption", "settings_from"]
 
 ConfigOption = Annotated[
     Path | None,
@@ -29,3 +34,16 @@ SetOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def settings_from(
+    config: Path | None = None, sets: Sequence[str] | None = None, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Load the settings for a command and configure the log with them.
+
+    ``flags`` are the command's own options by their path (``{"mqtt.host": host}``); None means not given.
+    Raises ConfigError with all problems.
+    """
+    settings = load_with_origins(config, sets or (), flags=flags).settings
+    logs.configure(settings.log)
+    return settings

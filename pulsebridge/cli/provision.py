@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, SetOption
+from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 
 if TYPE_CHECKING:
+    from bridge.pulsar.admin import PulsarAdmin
     from bridge.pulsar.provisioning_plan import Step, TopicNeed
     from bridge.settings import Settings
 
-__all__ = ["register", "whole_plan"]
+__all__ = ["carry_out", "register", "whole_plan"]
 
 _HEAD = """\
 # Required resources of Pulsebridge in Pulsar at {admin}, for an administrator of the tenant
@@ -75,30 +76,43 @@ def _provision(
         typer.echo(_script(settings, extra, roles), nl=False)
         return
     from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import carry_out
 
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
         carry_out(admin, whole_plan(settings, extra, roles), lambda step: typer.echo(f"ok  {step.shell}"))
+
+
+def carry_out(admin: PulsarAdmin, steps: Iterable[Step], done: Callable[[Step], None] = lambda _step: None) -> None:
+    """Do the steps in order; ``done`` is called after each. An existing tenant is left unchanged."""
+    from bridge.pulsar.provisioning_plan import tenant_step
+
+    for step in steps:
+        if step.command[0] == "tenants":
+            tenant = step.command[-1]
+            if admin.has_tenant(tenant):
+                continue
+            step = tenant_step(tenant, admin.clusters())
+        admin.do(step)
+        done(step)
 
 
 def whole_plan(
     settings: Settings, extra: tuple[TopicNeed, ...] = (), roles: dict[str, str] | None = None
 ) -> list[Step]:
     """Return every step in the order of execution. ``extra``: more readings topics."""
-    from bridge.contract import partition_name
+    from bridge.contract import ALERTS_TOPIC, partition_name
     from bridge.pulsar.provisioning_plan import (
-        alerts_need,
         compact_step,
         grant_steps,
         ingest_needs,
         namespace_steps,
         push_needs,
         tenant_step,
+        topic_need,
         topic_steps,
     )
     from bridge.routing.readings_topics import static_topics
 
-    pulsar = settings.pulsar
+    pulsar, streaming = settings.pulsar, settings.streaming
     namespaces = pulsar.all_namespaces
     steps = [tenant_step(name) for name in dict.fromkeys(n.split("/")[0] for n in namespaces)]
     for namespace in namespaces:
@@ -107,7 +121,7 @@ def whole_plan(
         *ingest_needs(pulsar, static_topics(settings), presence=False, resume=False).topics,
         *extra,
         *push_needs(pulsar).topics,
-        *([alerts_need(pulsar, settings.streaming.subscription_of("alerts"))] if settings.streaming.alerts else []),
+        *([topic_need(pulsar, ALERTS_TOPIC, streaming.subscription_of("alerts"))] if streaming.alerts else []),
     )
     for need in {need.topic: need for need in needs}.values():
         steps += topic_steps(need)

@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
 from pulsebridge.cli.commands import register as register_commands
 from pulsebridge.cli.devices import register as register_devices
-from pulsebridge.cli.options import ConfigOption, SetOption
+from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 from pulsebridge.cli.resend import register as register_resend
 
 __all__ = ["register"]

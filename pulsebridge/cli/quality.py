@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.display import json_text
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.cli.tables import job_of
+from pulsebridge.output.text import json_text
 
 if TYPE_CHECKING:
     from streaming.checkpoints import Verdict

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bridge.display import text_of
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, SetOption
+from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 from pulsebridge.cli.tables import carry_out, job_of, moment
+from pulsebridge.output.text import text_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from bridge.display import json_text, printable, text_of
+from bridge.display import printable
 from bridge.errors import ConfigError
-from bridge.settings.loading import settings_from
 from pulsebridge.cli.dead_letters import DeviceOption, ReasonOption, SinceOption, TopicOption, selection_of
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.dead_letters.records import Selection
@@ -176,7 +177,7 @@ def _resend_commands(
     from bridge.dead_letters.history import FAILED, next_copy, of_one_device
     from bridge.dead_letters.resending import resend
     from bridge.inspect.devices.search import Search
-    from bridge.times import since_us
+    from bridge.settings.units import since_us
     from pulsebridge.cli.commands import print_left_out
     from pulsebridge.cli.devices import push_topics
 
@@ -218,11 +219,11 @@ def _resend_commands(
 
 
 def _expiry(text: str, now_us: int) -> int | None:
-    from bridge.times import duration_s
+    from bridge.settings.units import Duration
 
     if text in ("", "never"):
         return 0 if text else None
-    seconds = duration_s(text)
-    if not seconds:
-        raise ConfigError(f"--expires-in {text}: not a duration", remedy="give 90s, 15m, 2h, 3d or never")
-    return now_us // 1000 + int(seconds * 1000)
+    with suppress(ValueError):
+        if found := Duration(text):
+            return now_us // 1000 + int(found * 1000)
+    raise ConfigError(f"--expires-in {text}: not a duration", remedy="give 90s, 15m, 2h, 3d or never")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge.display import json_text, printable, text_of
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
+from bridge.display import printable
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.pulsar.admin import PulsarAdmin

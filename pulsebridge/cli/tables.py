@@ -12,8 +12,7 @@ import typer
 
 from bridge.display import printable
 from bridge.errors import ConfigError, PulsebridgeError
-from bridge.settings.loading import settings_from
-from pulsebridge.cli.options import ConfigOption, SetOption
+from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 
 if TYPE_CHECKING:
     from bridge.settings import Settings

@@ -14,7 +14,6 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from bridge.display import markup
 from bridge.errors import EXIT_INTERRUPTED, PulsebridgeError
 from bridge.settings import Settings
 from bridge.stopping import stopping_on_signals
@@ -37,6 +36,7 @@ from pulsebridge.demo.setup import (
 from pulsebridge.demo.simulator import Simulator
 from pulsebridge.local.lifecycle import fetch_all, preflight
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.output.text import markup
 from pulsebridge.processes import Child, stop_all
 
 __all__ = ["Demo", "Interrupted", "run_demo"]

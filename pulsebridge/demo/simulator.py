@@ -88,7 +88,7 @@ class Simulator:
     def close(self) -> None:
         """Disconnect all devices and close their journals."""
         for device in self._devices:
-            device.client.link.stop()  # all at once, then wait for each
+            device.client.stop()  # all at once, then wait for each
         for device in self._devices:
             device.client.close()
             device.journal.close()
@@ -120,8 +120,8 @@ class Simulator:
     def check(self) -> None:
         """Raise the error that ended a device's connection for good, if any."""
         for device in self._devices:
-            if device.client.link.failure is not None:
-                raise device.client.link.failure
+            if device.client.failure is not None:
+                raise device.client.failure
 
     def counts(self) -> dict[str, int]:
         """Return the publishes so far (published, acknowledged, refused) and the distinct commands (received)."""

@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from bridge.display import markup
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
-from bridge.times import duration_s
+from bridge.settings.units import Duration
 from bridge.user_folders import default_cache_dir
 from pulsebridge.downloads import distributions
 from pulsebridge.downloads.distributions import Distribution
@@ -31,6 +30,7 @@ from pulsebridge.downloads.preflight import Finding, check_all, find_java
 from pulsebridge.downloads.spark_jars import delta_jars, delta_jars_present
 from pulsebridge.local.ports import refuse_used
 from pulsebridge.local.state import StackState, read_state
+from pulsebridge.output.text import markup
 
 __all__ = ["bring_down", "bring_up", "fetch_all", "hours", "preflight", "show_status"]
 
@@ -40,10 +40,10 @@ _DELTA_BYTES = 13_400_000
 
 def hours(text: str) -> float:
     """Return the hours of ``90m``, ``12h`` or ``2d``. Raises ConfigError for any other text."""
-    seconds = duration_s(text, "h")
-    if not seconds:
-        raise ConfigError(f"--for {text}: not a duration", remedy="give 90m, 12h or 2d")
-    return seconds / 3600
+    with suppress(ValueError):
+        if found := Duration(text, bare="h"):
+            return found / 3600
+    raise ConfigError(f"--for {text}: not a duration", remedy="give 90m, 12h or 2d")
 
 
 # --- up ---
@@ -65,7 +65,7 @@ def bring_up(settings: LocalSettings, *, as_json: bool = False) -> None:
             _show_addresses(console, state)
         return
     preflight(settings, folder, console)
-    refuse_used(settings.given_ports())
+    refuse_used(settings)
     fetch_all(settings, console=console)
     state = _await_ready(_spawn(settings, folder), folder, console)
     if as_json:

@@ -5,7 +5,7 @@ Mosquitto is used on request if it is installed; it is faster, but loses its que
 
 Artemis 2.40 overflows its stack at a topic of ten thousand levels, and refuses more than half a megabyte of properties.
 It may route several publishes in flight of one client out of order. It counts unacknowledged messages of earlier
-connections against Receive Maximum (``bridge.ingest.credit``). With MQTT 3.1 and 3.1.1 it needs a small send buffer
+connections against Receive Maximum (``bridge.ingest.worker``). With MQTT 3.1 and 3.1.1 it needs a small send buffer
 (below): without a free packet identifier it hangs (ARTEMIS-5467).
 """
 

@@ -6,11 +6,12 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import psutil
 
 from bridge.errors import TerminalError
+from bridge.settings.local import LocalSettings
 
 __all__ = ["free_ports", "is_free", "loopback_interface", "refuse_used"]
 
@@ -32,9 +33,10 @@ def is_free(port: int) -> bool:
     return True
 
 
-def refuse_used(given: Mapping[str, int]) -> None:
+def refuse_used(settings: LocalSettings) -> None:
     """Raise TerminalError for the first option whose port (0: none given) another process uses."""
-    for option, port in given.items():
+    for name in ("mqtt_port", "pulsar_port", "admin_port"):
+        port, option = getattr(settings, name), f"--{name.replace('_', '-')}"
         if port and not is_free(port):
             raise TerminalError(
                 f"another process uses port {port} ({option})",

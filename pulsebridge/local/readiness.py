@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from urllib.parse import urlsplit
 
 __all__ = ["mqtt_address", "mqtt_round_trip", "pulsar_healthy", "pulsar_round_trip"]
@@ -47,6 +48,22 @@ def pulsar_round_trip(service_url: str, admin_url: str) -> None:
 
 def mqtt_round_trip(host: str, port: int, timeout_s: float) -> None:
     """Publish one QoS 1 message to the broker and receive it. Raises TransientError if that fails."""
-    from bridge.mqtt.device import round_trip
+    from bridge.errors import TransientError
+    from bridge.mqtt.device import DeviceClient
+    from bridge.settings.mqtt import MqttSettings
 
-    round_trip(host, port, timeout_s)
+    token = os.urandom(8).hex()
+    arrived = threading.Event()
+    # Short waits: a server that starts refuses connections first.
+    settings = MqttSettings(host=host, port=port, protocol="3.1.1", reconnect_min="50ms", reconnect_max="250ms")
+    client = DeviceClient(settings, f"pb-ready-{token[:8]}", on_message=lambda _message: arrived.set())
+    client.connect(timeout_s)
+    try:
+        client.subscribe(f"pulsebridge-ready/{token}", timeout=timeout_s)
+        client.publish(f"pulsebridge-ready/{token}", b"ready")
+        if not arrived.wait(timeout_s):
+            raise TransientError(
+                f"the MQTT broker at {host}:{port} accepted a message and did not deliver it in {timeout_s:g} s"
+            )
+    finally:
+        client.close()

@@ -219,7 +219,7 @@ class LocalStack:
         disk = check_disk(self._data, _FREE_TO_RUN, s.max_disk_usage)
         if not disk.ok:
             raise TerminalError(f"the disk is too full for the servers: {disk.found}", remedy=disk.remedy)
-        refuse_used(s.given_ports())
+        refuse_used(s)
         began = time.monotonic()
         wanted = {"pulsar": distributions.PULSAR, "mqtt": distributions.ARTEMIS}
         if s.mqtt_server != "artemis":

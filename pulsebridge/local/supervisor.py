@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from bridge.display import text_of
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.settings.local import LocalSettings
 from pulsebridge.local.stack import LocalStack
 from pulsebridge.local.state import ProcessId, StackState, write_state
+from pulsebridge.output.text import text_of
 
 __all__ = ["main"]
 

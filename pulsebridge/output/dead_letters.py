@@ -9,8 +9,8 @@ from typing import Any
 
 from bridge.dead_letters.records import DeadLetter
 from bridge.dead_letters.replay import Report
-from bridge.display import printable, text_of
-from bridge.times import iso
+from bridge.display import printable
+from pulsebridge.output.text import iso, text_of
 
 __all__ = ["Summary", "body_of", "report_json", "report_text"]
 

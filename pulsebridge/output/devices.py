@@ -10,11 +10,11 @@ from typing import Any, Final
 from bridge.contract import GROUP_COMMANDS_TOPIC, PARKED_TOPIC, Receipt
 from bridge.contract.commands import Command
 from bridge.dead_letters.history import Copy
-from bridge.display import CELL_CHARACTERS, markup, printable, text_of
+from bridge.display import printable
 from bridge.inspect.devices.overview import Overview
 from bridge.inspect.devices.reading import Owner, ReceiptsRead
 from bridge.inspect.devices.view import DeviceView, Waiting
-from bridge.times import iso
+from pulsebridge.output.text import CELL_CHARACTERS, iso, markup, text_of
 
 __all__ = [
     "age",

@@ -7,11 +7,11 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from bridge.display import markup
 from bridge.inspect.devices.status import PushStatus
 from bridge.inspect.instances import Instances
 from bridge.inspect.sessions import Sessions
 from pulsebridge.output.devices import age
+from pulsebridge.output.text import markup
 
 __all__ = ["show_instances", "show_push", "show_sessions"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from bridge.contract import DEAD_LETTERS_TOPIC, RESUME_TOPIC
 from bridge.contract.partitioning import partition_of
-from bridge.display import text_of
 from bridge.routing.mapper import Mapper, NoRoute, PerMessage, ResumeAsked, Route
 from bridge.routing.rules import subscriptions, with_resume
 from bridge.routing.templates import Filter
 from bridge.settings import Settings
+from pulsebridge.output.text import text_of
 
 __all__ = ["explanation_of", "explanation_text"]
 

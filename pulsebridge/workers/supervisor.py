@@ -25,7 +25,7 @@ from typing import Final
 import structlog
 
 from bridge.settings import Settings
-from bridge.settings.loading import settings_from
+from pulsebridge.cli.options import settings_from
 from pulsebridge.workers.restarts import Restarts
 from pulsebridge.workers.shared_ports import refuse_without_sharing, reserved
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure"]
 
-SECONDS = "PULSEBRIDGE_BENCH_IDLE_S"
+SECONDS = "BENCH_IDLE_S"
 """Environment variable: how long the query is idle, in seconds, 600 by default."""
 WARM_SHARE = 0.2
 EVERY_S = 2.0

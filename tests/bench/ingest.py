@@ -3,7 +3,7 @@
 Both are flooded through the same MQTT broker and counted in Pulsar: the rate is that of Pulsar's ``msgInCounter``,
 the cost utime + stime of the whole process, and each id that the broker acknowledged must be in Pulsar. The worker
 runs as users run it: mapping by a rule, envelope, ordered acknowledgements, metrics served. The other bridge is
-named by ``PULSEBRIDGE_BENCH_PEER`` (it takes gobridge's flags); it speaks MQTT 3.1.1 and maps nothing.
+named by ``BENCH_PEER`` (it takes gobridge's flags); it speaks MQTT 3.1.1 and maps nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ROUNDS = 3
 TOPICS = 100
 MANY_TOPICS = 10_000
 LATENCY_S = 10
-PEER = "PULSEBRIDGE_BENCH_PEER"
-RUNNING = "PULSEBRIDGE_TEST_STACK"
+PEER = "BENCH_PEER"
+RUNNING = "TEST_STACK"
 """Environment variable: ``mqtt://…,pulsar://…,http://…`` of servers that run already; their Pulsar is used."""
 
 

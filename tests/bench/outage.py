@@ -23,7 +23,7 @@ from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
 
-SECONDS = "PULSEBRIDGE_BENCH_OUTAGE_S"
+SECONDS = "BENCH_OUTAGE_S"
 """Environment variable: length of the outage in seconds, 600 by default."""
 RATE = 1000.0
 SIZE = 128

@@ -52,14 +52,14 @@ __all__ = ["PAYLOAD_BYTES", "Place", "latencies_ms", "measure", "place", "write_
 RATE = 500
 """Live commands per second."""
 DEVICES = 500
-SECONDS = "PULSEBRIDGE_BENCH_PUSH_S"
+SECONDS = "BENCH_PUSH_S"
 """Environment variable: how long the latency is measured, in seconds, 40 by default."""
-BROKER = "PULSEBRIDGE_BENCH_MQTT"
+BROKER = "BENCH_MQTT"
 """Environment variable: the MQTT broker, ``artemis`` by default, or ``mosquitto``."""
 WARM_S = 10.0
 COUNT = 20_000
 """Commands of which the sustained rate is measured."""
-IDLE = "PULSEBRIDGE_BENCH_IDLE_DEVICES"
+IDLE = "BENCH_IDLE_DEVICES"
 """Environment variable: devices that have nothing to do, 10,000 by default."""
 IDLE_S = 30.0
 PAYLOAD_BYTES = 128

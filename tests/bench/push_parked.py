@@ -34,7 +34,7 @@ from tests.support.waiting import poll_for
 
 __all__ = ["measure"]
 
-PARKED: Final = "PULSEBRIDGE_BENCH_PARKED"
+PARKED: Final = "BENCH_PARKED"
 """Environment variable: devices that are away, 100,000 by default."""
 EACH: Final = 10
 WAKING: Final = 1000

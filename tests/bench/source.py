@@ -41,7 +41,7 @@ GROWTH = ((1, 100_000), (1, 1_000_000), (1, 5_000_000), (4, 1_000_000), (16, 1_0
 SPLITS = 4
 ROUNDS = 3
 GROWTH_ROUNDS = 5
-BESIDE_KAFKA_ALONE = "PULSEBRIDGE_BENCH_PEERS" in os.environ
+BESIDE_KAFKA_ALONE = "BENCH_PEERS" in os.environ
 """Environment variable: leave out what is not compared with Kafka's source."""
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 from typing import NoReturn
 
-from bridge.killpoints import INGEST_KILL_POINTS
 from bridge.settings import LocalSettings
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.hostile_world import hostile_world
@@ -22,6 +21,7 @@ from tests.chaos.push_world import PUSH_POINTS, push_world
 from tests.chaos.world import VICTIMS, World, world
 from tests.support.fleet import Fleet
 from tests.support.folders import own_folder
+from tests.support.kill_points import INGEST_KILL_POINTS
 
 _EACH = 3
 _HEAP_FOR_OLD_MB = 8192

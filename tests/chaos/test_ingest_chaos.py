@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.killpoints import INGEST_KILL_POINTS
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.world import World, world
 from tests.support.fleet import Fleet
+from tests.support.kill_points import INGEST_KILL_POINTS
 from tests.support.waiting import poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]

@@ -1,6 +1,6 @@
 """Planner, Python workers, driver and Pulsar killed with -9 at random under a query into bronze, while a writer publishes.
 
-``PULSEBRIDGE_SOURCE_CHAOS_S=600`` kills for ten minutes.
+``TEST_SOURCE_CHAOS_S=600`` kills for ten minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.stack import provisioned
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos, pytest.mark.long]
 
-SECONDS = float(os.environ.get("PULSEBRIDGE_SOURCE_CHAOS_S", "30"))
+SECONDS = float(os.environ.get("TEST_SOURCE_CHAOS_S", "30"))
 RATE = 1000
 """Messages in a second, beside bursts."""
 
@@ -29,8 +29,8 @@ RATE = 1000
 def test_each_message_is_in_the_table_once_with_any_process_killed(
     private_stack: LocalStack, tmp_path: Path, request: pytest.FixtureRequest, hot: bool
 ) -> None:
-    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
-    print(f"PULSEBRIDGE_SEED={seed}")
+    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"TEST_SEED={seed}")
     with (
         topic_of(provisioned(private_stack), partitions=4) as topic,
         source_world(private_stack, topic, tmp_path, hot=hot) as one,

@@ -67,7 +67,7 @@ def _cells(spark: str | None) -> list[Cell]:
 def _run(cell: Cell, interpreter: Path, tests: list[str], stack: str) -> dict[str, object]:
     python = environment(cell, interpreter)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV"))}
-    env |= {"PYTHONPATH": str(ROOT), "PULSEBRIDGE_TEST_STACK": stack}
+    env |= {"PYTHONPATH": str(ROOT), "TEST_STACK": stack}
     env["PATH"] = os.pathsep.join((str(python.parent), env.get("PATH", "")))
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from bridge.contract import DEAD_LETTERS_TOPIC, full_envelope
 from bridge.errors import PulsebridgeError
 from bridge.ingest.mqtt_handler import MqttHandler
 from bridge.ingest.service import IngestService
-from bridge.ingest.session_memory import SessionMemory
+from bridge.ingest.sessions import stored_sessions
 from bridge.ingest.worker import IngestWorker
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin, rest_path
@@ -164,7 +164,7 @@ def publish_ids(
 def remembered(settings: PulsarSettings) -> dict[str, Remembered]:
     """Return the MQTT sessions that ingest has noted in Pulsar, by name."""
     with PulsarAdmin(settings, timeout_s=30) as admin:
-        return SessionMemory(settings).load(admin)
+        return stored_sessions(admin)
 
 
 def _exists(settings: PulsarSettings, topic: str) -> bool:

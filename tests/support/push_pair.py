@@ -76,6 +76,8 @@ FORMER: Final = {
     "retention.scanning": "looking",
     "retention.trims_to": "hold_from",
     "segments.parked": "parked",
+    "settlement.dead_letter_stored": "dead_letter_stored",
+    "settlement.receipt_stored": "receipt_stored",
     "segments.pending": "_writes_ids",
     "segments.rewrite": "store_once_more",
     "segments.rewrite_all": "store_again",
@@ -198,7 +200,7 @@ class PairedWorld(PushWorld):
         owner, now_us = str(self.owners), self.now
         present = Partition(
             0,
-            self.limits,
+            self.limits.nested(),
             cursors_of(self.cursors, self.limits.remembered_ids),
             horizon,
             self.stored_segments(),

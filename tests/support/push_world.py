@@ -24,16 +24,16 @@ from bridge.push.actions import (
     Forget,
     Pull,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
 )
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
-from bridge.push.cursor_records import CursorRecords
-from bridge.push.limits import Limits
+from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
-from bridge.push.resume_requests import ResumeRequest
-from bridge.push.segments import GONE, Parked, decode_segment, segment_device
+from bridge.push.segments import GONE, Parked, read_segment, segment_device
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 
@@ -382,9 +382,9 @@ class PushWorld:
         if isinstance(action, StoreCursor):
             self.core.cursor_stored(action.device)
         elif isinstance(action, StoreReceipt):
-            self.core.receipt_stored(action.position)
+            self.core.settlement.receipt_stored(action.position)
         elif isinstance(action, DeadLetter):
-            self.core.dead_letter_stored(action.position)
+            self.core.settlement.dead_letter_stored(action.position)
         elif isinstance(action, StoreSegment):
             self.core.segment_stored(action.parked)
             if action.relocation:
@@ -529,7 +529,9 @@ class PushWorld:
         """The next owner's core, from what is stored."""
         cursors = cursors_of(self.cursors, self.limits.remembered_ids)
         owner = str(self.owners)
-        return Partition(0, self.limits, cursors, horizon, self.stored_segments(), owner=owner, now_us=self.now)
+        return Partition(
+            0, self.limits.nested(), cursors, horizon, self.stored_segments(), owner=owner, now_us=self.now
+        )
 
     def stored_segments(self) -> dict[str, dict[str, bytes]]:
         parked: dict[str, dict[str, bytes]] = defaultdict(dict)
@@ -593,7 +595,7 @@ class PushWorld:
             self.receipts[action.receipt.command_id].append(action.receipt)
         elif isinstance(action, StoreSegment):
             if action.payload:
-                assert len(decode_segment(action.payload)) <= 256
+                assert len(read_segment(action.payload).ids) <= 256
                 self.segments[action.key] = action.payload
             else:
                 self.segments.pop(action.key, None)
@@ -622,7 +624,9 @@ class PushWorld:
             return
         for device, parked in self.core.devices.all_parked():
             segments = {
-                key: decode_segment(payload) for key, payload in self.segments.items() if segment_device(key) == device
+                key: read_segment(payload).ids
+                for key, payload in self.segments.items()
+                if segment_device(key) == device
             }
             cursor = self.cursor(device) or Cursor(256)
             after = Parked.loaded(segments | {"": cursor.resend}, cursor.done)
@@ -642,7 +646,7 @@ class PushWorld:
             one.position
             for key, payload in self.segments.items()
             if segment_device(key) == device
-            for one in decode_segment(payload)
+            for one in read_segment(payload).ids
             if one.position > cursor.done
         }
 

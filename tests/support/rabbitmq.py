@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.mqtt.device import probe
+from bridge.mqtt.types import Connected
 from bridge.settings.mqtt import MqttSettings
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server, last_lines
@@ -61,7 +62,7 @@ def rabbitmq(folder: Path, definitions: Path, user: str, password: str) -> Itera
 
         def ready() -> bool:
             assert servers[-1].alive(), last_lines(servers[-1].log)
-            return probe(settings).ok
+            return isinstance(probe(settings), Connected)
 
         poll_for(ready, 180, "RabbitMQ", every=0.5)
         yield mqtt

@@ -23,6 +23,7 @@ import jwt
 import pytest
 
 from bridge.mqtt.device import probe
+from bridge.mqtt.types import Connected
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
@@ -212,7 +213,7 @@ class SecuredArtemis:
 
         def ready() -> bool:
             assert server.alive(), last_lines(server.log)
-            return probe(self.settings(user)).ok
+            return isinstance(probe(self.settings(user)), Connected)
 
         poll_for(ready, 90, "the secured Artemis", every=0.25)
 

@@ -15,14 +15,13 @@ from bridge.contract.commands import Command, encode_command
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, PulsarClient
-from bridge.pulsar.provisioning import carry_out
 from bridge.push.metrics import PushMetrics
 from bridge.push.worker import PushWorker
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
-from pulsebridge.cli.provision import whole_plan
+from pulsebridge.cli.provision import carry_out, whole_plan
 from tests.support.secured import SecuredPulsar
 from tests.support.waiting import patient
 

@@ -36,10 +36,10 @@ def mosquitto_beside(stack: LocalStack) -> LocalStack:
 def session_stack() -> LocalStack:
     """Return the stack of a test session: new, or one that runs already.
 
-    ``PULSEBRIDGE_TEST_STACK`` names it as ``mqtt://…,pulsar://…,http://…``, as ``pulsebridge up`` prints them; each
+    ``TEST_STACK`` names it as ``mqtt://…,pulsar://…,http://…``, as ``pulsebridge up`` prints them; each
     test has namespaces and client ids of its own, so that several sessions may share one.
     """
-    running = os.environ.get("PULSEBRIDGE_TEST_STACK")
+    running = os.environ.get("TEST_STACK")
     if not running:
         return new_stack()
     mqtt, pulsar, admin = running.split(",")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
@@ -29,10 +29,6 @@ class Finding:
     detail: str
     remedy: str = ""
     took_ms: int = 0
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the finding for ``--json``."""
-        return asdict(self)
 
 
 def check_endpoints(settings: Settings) -> list[Finding]:
@@ -74,13 +70,14 @@ def dial_one(name: str, address: str, setting: str, dial: Callable[[], str]) -> 
 
 def _mqtt(settings: MqttSettings) -> str:
     from bridge.mqtt.device import probe
+    from bridge.mqtt.types import Connected
 
     found = probe(settings)
-    if not found.ok:
-        if found.remedy is not None:
-            raise DeniedError(found.why, remedy=found.remedy)
-        raise TransientError(found.why)
-    return f"supports MQTT {found.protocol}, receive maximum {found.receive_maximum}"
+    if isinstance(found, Connected):
+        return f"supports MQTT {settings.protocol}, receive maximum {found.receive_maximum}"
+    if found.remedy is not None:
+        raise DeniedError(found.why, remedy=found.remedy)
+    raise TransientError(found.why)
 
 
 def _pulsar(settings: Settings) -> str:

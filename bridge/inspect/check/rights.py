@@ -40,7 +40,7 @@ def _tried(name: str, address: str, act: Callable[[], str]) -> Finding:
 
 
 def _pulsar(settings: Settings, tier: str) -> str:
-    from bridge.pulsar.provisioning import try_reading, try_writing
+    from bridge.pulsar.provisioning import try_rights
     from bridge.pulsar.provisioning_plan import ingest_needs, push_needs
     from bridge.routing.readings_topics import static_topics
 
@@ -54,10 +54,10 @@ def _pulsar(settings: Settings, tier: str) -> str:
         needs = ingest_needs(pulsar, topics, presence=presence, resume=resume)
     detail = "not checked: pulsar.provision is off" if pulsar.provision == "off" else _needs(settings, needs)
     if tier == "ingest":
-        try_writing(pulsar, (pulsar.system_topic(DEAD_LETTERS_TOPIC), *topics))
+        try_rights(pulsar, write=(pulsar.system_topic(DEAD_LETTERS_TOPIC), *topics))
     else:
-        try_writing(pulsar, (pulsar.system_topic(RECEIPTS_TOPIC),))
-        try_reading(pulsar, (pulsar.system_topic(CURSORS_TOPIC),))
+        writes, reads = pulsar.system_topic(RECEIPTS_TOPIC), pulsar.system_topic(CURSORS_TOPIC)
+        try_rights(pulsar, write=(writes,), read=(reads,))
     return detail
 
 
@@ -65,7 +65,7 @@ def _source(settings: Settings) -> str:
     """Try the topics that `pulsebridge stream` reads: their statistics, which plan a batch, and a reader."""
     from bridge.contract import partition_name
     from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import try_reading
+    from bridge.pulsar.provisioning import try_rights
     from bridge.routing.readings_topics import topics_to_read
 
     pulsar = settings.pulsar
@@ -79,25 +79,26 @@ def _source(settings: Settings) -> str:
             )
         for topic in topics:
             admin.internal_stats(partition_name(topic, 0) if admin.partition_count(topic) else topic)
-    try_reading(pulsar, topics)
+    try_rights(pulsar, read=topics)
     return f"may read {', '.join(topics)}"
 
 
 def _sink(settings: Settings) -> str:
     """Try the first step of a write of commands, and the producers of its tasks."""
     from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import commands_ready, try_writing
+    from bridge.pulsar.provisioning import partitions_ready, try_rights
+    from bridge.pulsar.provisioning_plan import topic_need
 
     pulsar = settings.pulsar
     commands = pulsar.system_topic(COMMANDS_TOPIC)
     with PulsarAdmin(pulsar) as admin:
-        if not commands_ready(admin):
+        if not partitions_ready(admin, topic_need(pulsar, COMMANDS_TOPIC)):
             raise RefusedError(
                 f"{commands} does not exist, or lacks the push tier's subscription",
                 remedy="start `pulsebridge push` once, or let an operator run the commands that `pulsebridge provision "
                 "--dry-run` prints",
             )
-    try_writing(pulsar, (commands, pulsar.system_topic(DEAD_LETTERS_TOPIC)))
+    try_rights(pulsar, write=(commands, pulsar.system_topic(DEAD_LETTERS_TOPIC)))
     return f"may write to {commands}"
 
 

@@ -38,9 +38,8 @@ from bridge.pulsar.client import (
     properties_of,
 )
 from bridge.pulsar.topic_end import Ledgers, read_partition
-from bridge.push.position_reader import PositionReader
+from bridge.push.position_reader import PositionReader, StoredMessage, position_of, record_key
 from bridge.push.segments import GONE
-from bridge.push.stored_message import StoredMessage, position_of, record_key
 
 __all__ = [
     "OLDEST",
@@ -171,7 +170,8 @@ class PushTopics:
         if PUSH_SUBSCRIPTION not in cursors:
             return
         acknowledged = Acknowledged(cursors[PUSH_SUBSCRIPTION])
-        for message in self.scan(COMMANDS_TOPIC, partition, after=acknowledged.until, queue=100):
+        until = CommandPosition(*acknowledged.until, -1)
+        for message in self.scan(COMMANDS_TOPIC, partition, start=until, inclusive=False, queue=100):
             if not budget.left:
                 budget.spent = True
                 return
@@ -195,29 +195,24 @@ class PushTopics:
         local: str,
         partition: int,
         *,
-        after: tuple[int, int] | None = None,
         start: CommandPosition | None = None,
+        inclusive: bool = True,
         compacted: bool = False,
         queue: int = 500,
     ) -> Iterator[Message]:
-        """Yield the messages of a system topic's partition to its current end.
+        """Yield the messages of a system topic's partition, from ``start`` or from the beginning to its current end.
 
-        It begins ``after`` an entry, at ``start``, or at the beginning.
+        Unless ``inclusive``, it begins after the entry of ``start``.
         """
         name = partition_name(self.full_name(local), partition)
-        begin: Any = EARLIEST
-        if after is not None:
-            begin = message_id(partition, *after, -1)
-        elif start is not None:
-            begin = message_id(partition, *start)
-        last = BEFORE_ALL if after is None else CommandPosition(*after, -1)
-        if start is not None:
+        last = start or BEFORE_ALL
+        if start is not None and inclusive:
             last = CommandPosition(start.ledger, start.entry - 1, -1)
         read = read_partition(
             self.client,
             name,
-            start=begin,
-            inclusive=after is None,
+            start=EARLIEST if start is None else message_id(partition, *start),
+            inclusive=inclusive,
             last=last,
             compacted=compacted,
             queue=queue,

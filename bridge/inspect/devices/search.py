@@ -8,7 +8,7 @@ Without one, it reads all partitions: many devices may have a command with the i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -32,7 +32,7 @@ from bridge.errors import ContractError, TerminalError
 from bridge.inspect.devices.reading import PushTopics
 from bridge.pulsar.client import NO_TEXT, key_of, properties_of
 from bridge.push.groups.roster import Progress, Roster
-from bridge.push.stored_message import position_of
+from bridge.push.position_reader import position_of
 
 __all__ = ["Search"]
 
@@ -62,7 +62,7 @@ class Search:
         known = {one: self._families_of(one) for one in command_ids}
         whole_log = not device or not all(known.values())
         firsts = [] if whole_log else [family for families in known.values() for family in families]
-        self._read_log(device, self._starts(firsts) or dict.fromkeys(self._commands_of(device)))
+        self._read_commands(COMMANDS_TOPIC, device, self._starts(firsts) or dict.fromkeys(self._commands_of(device)))
         if not device or not self._all_found(command_ids):
             self._read_relocated(device)
         if not device and not self._all_found(command_ids):
@@ -87,7 +87,7 @@ class Search:
         self._read_receipts(device, states, group)
         if not self._families:
             return []
-        self._read_log(device, self._starts(self._families.values()))
+        self._read_commands(COMMANDS_TOPIC, device, self._starts(self._families.values()))
         wanted = [
             one for one in self._families.values() if one.newest.state in states and one.emitted_at_us >= since_us
         ]
@@ -152,11 +152,6 @@ class Search:
         if named is not None and (not self._roots or named[0] in self._roots):
             self._named.setdefault((named[0], device), set()).add(named[1])
 
-    def _read_log(self, device: str, starts: Mapping[int, CommandPosition | None]) -> None:
-        """Read these partitions, each from its start position, or from the beginning if that is None."""
-        for partition, position, command in self._commands(COMMANDS_TOPIC, device, starts):
-            self._families[_key_of(command)].take_command(partition, position, command)
-
     def _starts(self, families: Iterable[Family]) -> dict[int, CommandPosition | None]:
         """Return partition → first position of these families in the log, from receipts; None if not known."""
         starts: dict[int, CommandPosition | None] = {}
@@ -168,36 +163,32 @@ class Search:
 
     def _read_relocated(self, device: str) -> None:
         starts = dict.fromkeys(one for one in self._commands_of(device) if one < self._topics.count(PARKED_TOPIC))
-        for partition, position, command in self._commands(PARKED_TOPIC, device, starts):
-            self._families[_key_of(command)].take_moved(partition, position, command)
+        self._read_commands(PARKED_TOPIC, device, starts)
 
-    def _commands(
-        self, local: str, device: str, starts: Mapping[int, CommandPosition | None]
-    ) -> Iterator[tuple[int, CommandPosition, Command]]:
-        """Yield partition, position and command of each wanted command; its family exists."""
+    def _read_commands(self, local: str, device: str, starts: Mapping[int, CommandPosition | None]) -> None:
+        """Read these partitions of the log or of the relocated commands, each from its start position, or from the
+        beginning if that is None.
+        """
         for partition, start in starts.items():
             for message in self._topics.scan(local, partition, start=start, queue=100):
                 position, properties = position_of(message.message_id()), properties_of(message)
                 if properties is None:
                     self._leave_out(local, partition, position, NO_TEXT)
                     continue
-                of_device = properties.get(C_DEVICE, "")
-                self._note(root_of(properties), of_device)
-                if (device and of_device != device) or not self._wants(root_of(properties), of_device):
+                root, of_device = root_of(properties), properties.get(C_DEVICE, "")
+                self._note(root, of_device)
+                family = None if device and of_device != device else self._family(root, of_device)
+                if family is None:
                     continue
                 try:
                     command = read_command(properties, message.data())
                 except ContractError as e:
                     self._leave_out(local, partition, position, e.what)
                     continue
-                self._family(*_key_of(command))
-                yield partition, position, command
+                family.take_command(partition, position, command, moved=local == PARKED_TOPIC)
 
     def _leave_out(self, local: str, partition: int, position: CommandPosition, why: str) -> None:
         self.left_out.append(f"{position.encode(partition)} of {local}: {why}")
-
-    def _wants(self, root: str, device: str) -> bool:
-        return root in self._roots or (root, device) in self._families
 
     def _commands_of(self, device: str) -> list[int]:
         return [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))
@@ -218,7 +209,8 @@ class Search:
             family = self._family(command_id, "")
             assert family is not None
             how: Literal["waiting", "begun", "done"] = "done" if position <= progress.done else "waiting"
-            family.take_in_group(command_id, InGroup(group, 0, position, "begun" if position == progress.at else how))
+            how = "begun" if position == progress.at else how
+            family.copy(command_id).in_group.append(InGroup(group, 0, position, how))
 
     def _progress_of_groups(self) -> Progress:
         roster = Roster()
@@ -249,10 +241,6 @@ class Search:
     def _partitions_of(self, local: str, device: str) -> list[int]:
         count = self._topics.count(local)
         return [partition_of(device, count)] if device and count else list(range(count))
-
-
-def _key_of(command: Command) -> tuple[str, str]:
-    return command.resend_of or command.command_id, command.device
 
 
 def _have_content(families: Iterable[Family]) -> bool:

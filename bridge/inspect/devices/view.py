@@ -14,8 +14,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError
 from bridge.push.cursor import BEFORE_ALL, Cursor, OwnerRecord
-from bridge.push.cursor_records import CursorRecords
-from bridge.push.segments import Parked, ParkedId, decode_segment
+from bridge.push.cursor_log import CursorRecords
+from bridge.push.segments import Parked, ParkedId, read_segment
 
 __all__ = ["DeviceView", "PartitionView", "Waiting"]
 
@@ -126,7 +126,7 @@ class PartitionView:
             segments = {}
             for key, payload in self._records.parked.get(device, {}).items():
                 try:
-                    segments[key] = decode_segment(payload)
+                    segments[key] = read_segment(payload).ids
                 except ContractError:
                     self.bad += 1
             if cursor is not None and cursor.resend:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from bridge.errors import DeniedError, FencedError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import addresses, credentials, open_connection
+from bridge.pulsar.dial import addresses, credentials, first_answer, open_connection
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire import commands
 from bridge.pulsar.wire.commands import Answer, Redirect, WireError
@@ -64,17 +65,17 @@ class Brokers(Generic[L]):
 
     def owner(self, partition: str, operation: str, until: float) -> L:
         """Return a connection to the broker that serves the partition."""
-        connection = self._service()
+        connection = first_answer(self._settings, self._connection)
         authoritative = False
         for _ in range(_REDIRECTS):
             request = connection.number()
             asked = commands.lookup(partition, request, authoritative=authoritative)
             answer = connection.request(request, asked, _left(until))
-            if not isinstance(answer, WireError) and answer.kind != commands.Kind.LOOKUP_RESPONSE:
-                answer = WireError("UnknownError", f"a command of type {answer.kind} as the answer to a lookup")
-            found: Redirect | WireError = WireError("UnknownError")
+            found: Redirect | WireError
             if isinstance(answer, WireError):
                 found = answer
+            elif answer.kind != commands.Kind.LOOKUP_RESPONSE:
+                found = WireError("UnknownError", f"a command of type {answer.kind} as the answer to a lookup")
             else:
                 found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
             if isinstance(found, WireError):
@@ -83,24 +84,14 @@ class Brokers(Generic[L]):
                 raise TransientError(error.what) if isinstance(error, FencedError) else error
             ((host, port),) = addresses(found.url)
             if found.proxied and (host, port) not in addresses(self._settings.service_url):
-                connection = self._service(proxy_to=f"{host}:{port}")
+                proxied = partial(self._connection, proxy_to=f"{host}:{port}")
+                connection = first_answer(self._settings, proxied)
             else:
                 connection = self._connection(host, port)
             if found.final:
                 return connection
             authoritative = found.authoritative
         raise TransientError(f"{operation}: the brokers redirected us {_REDIRECTS} times")
-
-    def _service(self, proxy_to: str = "") -> L:
-        """Return a connection to the first address of the service URL that answers."""
-        unreachable: TransientError | None = None
-        for host, port in addresses(self._settings.service_url):
-            try:
-                return self._connection(host, port, proxy_to)
-            except TransientError as e:
-                unreachable = e
-        assert unreachable is not None
-        raise unreachable
 
     def _connection(self, host: str, port: int, proxy_to: str = "") -> L:
         key = (host, port, proxy_to)

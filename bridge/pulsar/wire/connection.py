@@ -16,13 +16,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bridge.loggers import get_logger
 from bridge.poller import Poller
 from bridge.pulsar.wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 
-__all__ = ["Accepted", "BrokerConnection", "Listener"]
+if TYPE_CHECKING:
+    from bridge.pulsar.wire.producer import BatchProducer
+
+__all__ = ["Accepted", "BrokerConnection"]
 
 log = get_logger("pulsar")
 
@@ -45,16 +48,6 @@ class Accepted(NamedTuple):
     """Makes the frame that answers the broker's request for new credentials."""
 
 
-class Listener(Protocol):
-    """A producer, as its connection sees it. Called on the connection's thread; it must neither block nor raise."""
-
-    def receipted(self, sequence: int, *, stored: bool) -> None:
-        """The batch of this sequence id is stored, or was dropped as a duplicate."""
-
-    def failed(self, error: WireError, *, closed: bool) -> None:
-        """The producer can write no more; ``closed`` if the broker no longer knows it."""
-
-
 class BrokerConnection:
     """Commands over a socket that a broker has accepted."""
 
@@ -69,7 +62,7 @@ class BrokerConnection:
         self._out = bytearray()
         self._broke: OSError | None = None
         self._requests: dict[int, Future[Answer]] = {}
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, BatchProducer] = {}
         self._numbers = itertools.count(1)
         self._frames = Frames()
         self._poller = Poller()
@@ -100,7 +93,7 @@ class BrokerConnection:
             return self.ended or WireError("AlreadyClosed")
         return found.error(2, 3) if found.kind == Kind.ERROR else found
 
-    def listen(self, number: int, listener: Listener) -> None:
+    def listen(self, number: int, listener: BatchProducer) -> None:
         """Pass the broker's commands for the producer ``number`` to ``listener``."""
         with self._lock:
             if self.ended is None:

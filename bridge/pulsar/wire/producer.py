@@ -112,10 +112,10 @@ class BatchProducer:
         self.failed(WireError("AlreadyClosed", "the producer was closed"), closed=True)
         self._connection.ignore(self._number)
 
-    # --- called by the connection, on its thread ---
+    # --- called by the connection, on its thread; neither blocks nor raises ---
 
     def receipted(self, sequence: int, *, stored: bool) -> None:
-        """Process the receipt of the batch ``sequence``; see ``Listener``."""
+        """Process the receipt of the batch ``sequence``: it is ``stored``, or was dropped as a duplicate."""
         with self._lock:
             if not self._pending or sequence < self._pending[0][0]:
                 return
@@ -135,7 +135,7 @@ class BatchProducer:
             receipt(None)
 
     def failed(self, error: WireError, *, closed: bool) -> None:
-        """Process the end of this producer; see ``Listener``."""
+        """Process the end of this producer: it can write no more. ``closed`` if the broker no longer knows it."""
         with self._lock:
             if closed:
                 self._known = False

@@ -1,18 +1,17 @@
 """Expansion of a group command: an index entry for each member, also for those that join later.
 
-Events are methods that yield *steps*; the shell does each one, and has Pulsar's receipts for it, before it takes the
-next. The process may die between any two of them, or within one.
+Each write to the log returns when Pulsar has stored it. The process may die between any two of them, or within one.
 
 Commit order of a group command
 -------------------------------
 0. Memberships that were written before it are read, and the roster follows them (below): they count.
-1. ``Store``: the command, without its payload, is open, and it is the one that is under way.
-2. ``WriteEntries``: a chunk of members, in the order of their names, each entry under an id of its own that depends on
+1. ``store``: the command, without its payload, is open, and it is the one that is under way.
+2. ``write_entries``: a chunk of members, in the order of their names, each entry under an id of its own that depends on
    the command and the device alone. Died here: the chunk is written again, and push drops the repeated ids.
-3. ``Store``: up to which member it came. 2 and 3 again until all have theirs.
-4. ``Tell``: the receipt ``expanded``. After a crash here it is written twice.
-5. ``Store``: it is done.
-6. ``Release`` once it and all before it have expired: acknowledged, so that Pulsar may trim the payload.
+3. ``store``: up to which member it came. 2 and 3 again until all have theirs.
+4. ``write_receipts``: the receipt ``expanded``. After a crash here it is written twice.
+5. ``store``: it is done.
+6. ``release`` once it and all before it have expired: acknowledged, so that Pulsar may trim the payload.
 
 Commit order of a join: the entries of the group's open commands, in order; then the roster. A device that left and comes
 back gets what was written since. A member that leaves keeps what was written for it before.
@@ -24,17 +23,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from bridge.contract import Receipt
 from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, command_problem
 from bridge.contract.groups import GroupCommand, entry_of
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.groups.membership import Membership
-from bridge.push.groups.roster import Change, Open, Progress, Roster
+from bridge.push.groups.log import GroupLog
+from bridge.push.groups.roster import Membership, Open, Progress, Roster
 
-__all__ = ["BadCommand", "Expander", "GiveUp", "Release", "Step", "Store", "Tell", "WriteEntries"]
+__all__ = ["BadCommand", "Expander"]
 
 CHUNK: Final = 1000
 """Entries that are written before how far they came is stored."""
@@ -42,44 +41,6 @@ _AGAIN_AT_ONCE: Final = 200
 """There is no hurry, and a group command may have come meanwhile."""
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class WriteEntries:
-    """Write these commands to the commands topic, in order."""
-
-    entries: tuple[Command, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Write these records to the roster, in order, and see that we are still its owner."""
-
-    changes: tuple[Change, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Write these receipts."""
-
-    receipts: tuple[Receipt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Write the message that arrived to the dead letters."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Acknowledge all group commands up to this one."""
-
-    position: CommandPosition
-
-
-Step = WriteEntries | Store | Tell | GiveUp | Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +52,26 @@ class BadCommand:
     group: str = ""
 
 
+@dataclass(eq=False)
 class Expander:
-    """Gives group commands to members. Take all steps of one event before the next event."""
+    """Gives group commands to members. An event that raises is half done: the next owner completes it."""
 
-    def __init__(
-        self, roster: Roster, membership: Membership, template: str, longest_us: int, chunk: int = CHUNK
-    ) -> None:
-        """``template`` is for commands that name no topic; ``longest_us`` bounds how long one may be open."""
-        self._roster = roster
-        self._membership = membership
-        self._template = template
-        self._longest_us = longest_us
-        self._chunk = chunk
-        self._ids = {(one.command.group, one.command.command_id) for one in roster.open.values()}
-        self._handled: deque[CommandPosition] = deque()  # came, and not released; in order
-        self._highest = BEFORE_ALL
-        self._first = True
-        self._aged: deque[tuple[Any, ...]] = deque()
+    _roster: Roster
+    _membership: Membership
+    _log: GroupLog
+    _template: str
+    """For commands that name no topic."""
+    _longest_us: int
+    """How long a command may be open."""
+    _chunk: int = CHUNK
+    _ids: set[tuple[str, str]] = field(init=False)
+    _handled: deque[CommandPosition] = field(default_factory=deque)  # came, and not released; in order
+    _highest: CommandPosition = BEFORE_ALL
+    _first: bool = True
+    _aged: deque[tuple[Any, ...]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._ids = {(one.command.group, one.command.command_id) for one in self._roster.open.values()}
 
     @property
     def open(self) -> int:
@@ -120,16 +84,16 @@ class Expander:
 
     # --- events ---
 
-    def resume(self, now_us: int) -> Iterator[Step]:
+    def resume(self, now_us: int) -> None:
         """The roster was read, and the memberships to their end: first the command that a former owner had begun, for
         those who were members then; then those who came and went meanwhile.
         """
         progress = self._roster.progress
         if progress.in_between and progress.at in self._roster.open:
-            yield from self._expand()
-        yield from self.changed(now_us)
+            self._expand()
+        self.changed(now_us)
 
-    def changed(self, now_us: int) -> Iterator[Step]:
+    def changed(self, now_us: int) -> None:
         """Memberships changed, or may have."""
         groups = self._membership.take_changed()
         if self._first:
@@ -140,20 +104,20 @@ class Expander:
             have = self._roster.members.get(group, set())
             joining, leaving = sorted(wanted - have), sorted(have - wanted)
             for some in _chunks(leaving, self._chunk):
-                yield Store(tuple(self._roster.parted(group, device) for device in some))
+                self._log.store([self._roster.parted(group, device) for device in some])
             if joining:
-                yield from self._join(group, joining, now_us)
+                self._join(group, joining, now_us)
 
     def arrived(
         self, position: CommandPosition, command: GroupCommand | BadCommand, published_us: int, now_us: int
-    ) -> Iterator[Step]:
+    ) -> None:
         """A message of the group commands came; all that are not released come again with each connection."""
         if position > self._highest:
             self._highest = position
             self._handled.append(position)
         if position <= self._roster.progress.done:
             return
-        yield from self.changed(now_us)
+        self.changed(now_us)
         if isinstance(command, GroupCommand):
             command = self._bounded(command, published_us)
             refusal = self._refusal(command, now_us)
@@ -161,19 +125,19 @@ class Expander:
                 progress = replace(self._roster.progress, at=position, after="")
                 self._ids.add((command.group, command.command_id))
                 # In this order: an open command that is not known to be under way would count as a repetition.
-                yield Store((self._roster.moved(progress), self._roster.opened(position, command)))
-                yield from self._expand()
+                self._log.store([self._roster.moved(progress), self._roster.opened(position, command)])
+                self._expand()
                 return
             state, reason = refusal
         else:
             state, reason = "rejected", command.reason
         if state == "rejected":
-            yield GiveUp(reason)
+            self._log.give_up(reason)
         if command.command_id:
-            yield Tell((self._receipt(position, command, state, reason),))
-        yield Store((self._roster.moved(Progress(position)),))
+            self._log.write_receipts([self._receipt(position, command, state, reason)])
+        self._log.store([self._roster.moved(Progress(position))])
 
-    def passed(self, now_us: int) -> Iterator[Step]:
+    def passed(self, now_us: int) -> None:
         """Time passed: what has expired is closed, and Pulsar may trim it."""
         over = [position for position, one in self._roster.open.items() if one.expired(now_us)]
         for one in over:
@@ -182,7 +146,7 @@ class Expander:
         changes = [self._roster.closed(position) for position in over]
         changes += self._roster.forgotten() if over else []
         for some in _chunks(changes, self._chunk):
-            yield Store(tuple(some))
+            self._log.store(some)
         # Entries are acknowledged whole, and there may be more of the batch that came last.
         ends = [self._highest] if self._highest.batch_index >= 0 else []
         until = min([*self._roster.open, *ends], default=None)
@@ -190,20 +154,20 @@ class Expander:
         while self._handled and (until is None or self._handled[0][:2] < until[:2]):
             last = self._handled.popleft()
         if last is not None:
-            yield Release(last)
+            self._log.release(last)
 
     def aged(self) -> None:
         """Records of the roster are old: all are written again, by ``rewritten``."""
         self._aged = deque(self._roster.standing())
 
-    def rewritten(self) -> Iterator[Step]:
+    def rewritten(self) -> None:
         """Write some of the old records again. Between two other events no command is
         half done, so they say what a next owner has to know.
         """
         some = [self._aged.popleft() for _ in range(min(_AGAIN_AT_ONCE, len(self._aged)))]
         changes = [change for key in some if (change := self._roster.rewritten(key)) is not None]
         if changes:
-            yield Store(tuple(changes))
+            self._log.store(changes)
 
     # --- inside ---
 
@@ -224,21 +188,21 @@ class Expander:
             )
         return None
 
-    def _expand(self) -> Iterator[Step]:
+    def _expand(self) -> None:
         """Give the command under way to the members of the roster who lack it."""
         progress = self._roster.progress
         position, one = progress.at, self._roster.open[progress.at]
         members = self._roster.members.get(one.command.group, set())
         for some in _chunks(sorted(name for name in members if name > progress.after), self._chunk):
-            yield from self._write((device, position, one) for device in some)
-            yield Store((self._roster.moved(replace(progress, after=some[-1])),))
-        yield Tell((self._receipt(position, one.command, "expanded", "", len(members)),))
-        yield Store((self._roster.moved(Progress(position)),))
+            self._write((device, position, one) for device in some)
+            self._log.store([self._roster.moved(replace(progress, after=some[-1]))])
+        self._log.write_receipts([self._receipt(position, one.command, "expanded", "", len(members))])
+        self._log.store([self._roster.moved(Progress(position))])
 
-    def _join(self, group: str, devices: Sequence[str], now_us: int) -> Iterator[Step]:
+    def _join(self, group: str, devices: Sequence[str], now_us: int) -> None:
         roster = self._roster
         if group not in roster.groups:
-            yield Store((roster.known(group),))
+            self._log.store([roster.known(group)])
         theirs = [
             (position, one)
             for position, one in sorted(roster.open.items())
@@ -252,10 +216,10 @@ class Expander:
                 if position > roster.left.get((group, device), BEFORE_ALL)
             ]
             if lacking:
-                yield from self._write(lacking)
-            yield Store(tuple(roster.joined(group, device) for device in some))
+                self._write(lacking)
+            self._log.store([roster.joined(group, device) for device in some])
 
-    def _write(self, lacking: Iterable[tuple[str, CommandPosition, Open]]) -> Iterator[Step]:
+    def _write(self, lacking: Iterable[tuple[str, CommandPosition, Open]]) -> None:
         entries: list[Command] = []
         refused: list[Receipt] = []
         for device, position, one in lacking:
@@ -268,9 +232,9 @@ class Expander:
                 topic = entry.mqtt_topic[:MAX_TEXT_BYTES]
                 refused.append(replace(receipt, command_id=entry.command_id, device=device, mqtt_topic=topic))
         if entries:
-            yield WriteEntries(tuple(entries))
+            self._log.write_entries(entries)
         if refused:
-            yield Tell(tuple(refused))
+            self._log.write_receipts(refused)
 
     def _receipt(
         self,

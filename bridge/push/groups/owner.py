@@ -9,37 +9,41 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Final
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, Final
 
 import structlog
 
-from bridge.contract import C_GROUP, C_ID, GROUP_ROSTER_TOPIC
-from bridge.contract.groups import GroupCommand, decode_group_command
+from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC, partition_name
+from bridge.contract.commands import BEFORE_ALL
+from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.health import Part
-from bridge.killpoints import reach
-from bridge.pulsar.client import NO_TEXT, Message, PulsarClient, properties_of
-from bridge.push.groups.expanding import (
-    BadCommand,
-    Expander,
-    GiveUp,
-    Release,
-    Step,
-    Store,
-    Tell,
-    WriteEntries,
+from bridge.pulsar.client import (
+    EARLIEST,
+    NO_TEXT,
+    Message,
+    MessageId,
+    PulsarClient,
+    key_of,
+    properties_of,
+    received,
 )
+from bridge.pulsar.sending import close_quietly
+from bridge.pulsar.topic_end import read_to_end
+from bridge.push.cursor import ids_device
+from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
-from bridge.push.groups.membership import Membership
-from bridge.push.groups.table import KnownDevices, MemberTable
+from bridge.push.groups.roster import Membership
 from bridge.push.metrics import GroupMetrics
-from bridge.push.stored_message import position_of
+from bridge.push.position_reader import leave_out_foreign, position_of, record_key
+from bridge.push.segments import segment_device
 from bridge.settings import Settings
+from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["GroupOwner"]
+__all__ = ["GroupOwner", "KnownDevices", "MemberTable"]
 
 log = structlog.get_logger("push")
 
@@ -48,6 +52,114 @@ _ABSENT_S: Final = 30.0
 _RECEIVE_MS: Final = 500
 _LOOK_S: Final = 30.0
 """How often devices are looked for that a pattern may mean."""
+
+
+_AT_ONCE: Final = 10_000
+
+
+class MemberTable:
+    """The memberships that Spark wrote: loaded whole, then followed. All on the thread that makes it."""
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        settings: PulsarSettings,
+        membership: Membership,
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read all of it. Raises TransientError or RefusedError, and Stopped when it is ``over`` before."""
+        self._over = over
+        self._settings = settings
+        self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
+        self._client = client
+        self._membership = membership
+        self._last = BEFORE_ALL
+        last = self._load()
+        # Not the compacted view any more: there a tombstone could be removed before it was read.
+        self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
+
+    def _load(self) -> MessageId:
+        """Read the compacted view. Records that only this view still has are not read by later reads."""
+        reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
+        last = EARLIEST
+        try:
+            for message in read_to_end(reader, self._settings, self._topic, compacted=True, over=self._over):
+                self._put(message)
+                last = message.message_id()
+        finally:
+            close_quietly(reader)
+        if self._over():
+            raise Stopped
+        return last
+
+    def _put(self, message: Message) -> None:
+        self._last = position_of(message.message_id())
+        key, payload = record_key(message, self._topic), message.data()
+        if not key:
+            return  # what compaction leaves of a message in the midst of a batch; or it is no UTF-8
+        try:
+            group, device, member = member_of(key, payload)
+        except ContractError as e:
+            leave_out_foreign(self._topic, message.message_id(), str(e), key)
+            return
+        self._membership.put(group, device, member=member)
+
+    def take(self) -> None:
+        """Bring what came to the membership, without waiting, and not all of what comes without end."""
+        for _ in range(_AT_ONCE):
+            message = received(self._reader.read_next, 0, f"reading {self._topic}")
+            if message is None:
+                return
+            self._put(message)
+
+    def take_all(self) -> None:
+        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
+        is to end before. A command to a group waits for this.
+        """
+        for message in read_to_end(self._reader, self._settings, self._topic, last=self._last, over=self._over):
+            self._put(message)
+        if self._over():
+            raise Stopped
+
+    def close(self) -> None:
+        """Close the reader; before the client is closed."""
+        close_quietly(self._reader)
+
+
+class KnownDevices:
+    """The devices that have had a command: those with a cursor. Read now and then, if a group has patterns."""
+
+    def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
+        """Opens a reader for each partition. Raises TransientError or RefusedError."""
+        self._membership = membership
+        self._settings = settings
+        self._read: set[str] = set()
+        topic = settings.system_topic(CURSORS_TOPIC)
+        names = client.partitioned(topic) if membership.has_patterns else []
+        self._readers: dict[str, Any] = {name: client.reader(name, EARLIEST, compacted=True) for name in names}
+
+    def take(self) -> None:
+        """Bring those that came since the last time to the membership. Raises TransientError."""
+        found: set[str] = set()
+        for name, reader in self._readers.items():
+            known = name in self._read
+            for message in read_to_end(reader, self._settings, name, compacted=True, trusting=known):
+                device = _device_of(key_of(message) or "")
+                if device:
+                    found.add(device)
+            self._read.add(name)
+        self._membership.knows(found)
+
+    def close(self) -> None:
+        """Close the readers."""
+        for reader in self._readers.values():
+            close_quietly(reader)
+
+
+def _device_of(key: str) -> str | None:
+    """Return the device of a record, None where it is of none: no device's name begins with U+0000, push's own keys do."""
+    device = ids_device(key) or segment_device(key) or key
+    return device if device and not device.startswith("\0") else None
 
 
 class GroupOwner:
@@ -66,7 +178,8 @@ class GroupOwner:
         self._failed = failed
         self._stopping = threading.Event()
         self._worked = False
-        self._session: _Session | None = None  # while the roster is ours
+        self._owns = False
+        self._aged = threading.Event()
         self._thread = threading.Thread(target=self._run, name="push-groups", daemon=True)
 
     def start(self) -> None:
@@ -83,10 +196,9 @@ class GroupOwner:
 
     def roster_aged(self) -> bool:
         """Have the records of the roster written again. Returns whether this process owns it. From any thread."""
-        session = self._session
-        if session is not None:
-            session.aged.set()
-        return session is not None
+        if self._owns:
+            self._aged.set()
+        return self._owns
 
     def _run(self) -> None:
         try:
@@ -128,57 +240,25 @@ class GroupOwner:
                 self._part.stands_by("the topics of groups are not there: run `pulsebridge provision`")
                 self._stopping.wait(_ABSENT_S)
                 return
-            session = _Session(self._settings, client, self._metrics, self._part, self._stopping)
-            with session.owning():
-                self._worked = True
-                self._session = session
+            self._part.stands_by("another process gives group commands to their members, or Pulsar is away")
+            groups = self._settings.push.groups
+            group_log = GroupLog(client, pulsar, uuid.uuid4().hex[:12], self._stopping.is_set, self._metrics)
+            self._wait_for(group_log.own)
+            roster = group_log.read()
+            membership = Membership(groups.declared, groups.max_matches)
+            with (
+                closing(MemberTable(client, pulsar, membership, self._stopping.is_set)) as table,
+                closing(KnownDevices(client, pulsar, membership)) as known,
+            ):
+                expander = Expander(roster, membership, group_log, groups.topic, int(groups.expiry * 1_000_000))
+                self._wait_for(group_log.subscribe)
+                self._worked = self._owns = True
                 try:
-                    session.run()
+                    self._expand(group_log, expander, table, known)
                 finally:
-                    self._session = None
+                    self._owns = False
 
-
-class _Session:
-    """One time of being the owner, or of waiting for it."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        client: PulsarClient,
-        metrics: GroupMetrics,
-        part: Part,
-        stopping: threading.Event,
-    ) -> None:
-        self._settings = settings
-        self._client = client
-        self._metrics = metrics
-        self._part = part
-        self._stopping = stopping
-        self._log = GroupLog(client, settings.pulsar, uuid.uuid4().hex[:12], stopping.is_set)
-        self.aged = threading.Event()
-        self._message: Message | None = None  # the one that the steps are about
-
-    @contextmanager
-    def owning(self) -> Iterator[None]:
-        """Wait for ownership, then read what is known. Raises Stopped when it is to end before."""
-        self._part.stands_by("another process gives group commands to their members, or Pulsar is away")
-        self._own(self._log.own)
-        roster = self._log.read()
-        push = self._settings.push
-        with ExitStack() as closing:
-            self._membership = Membership(push.groups.declared, push.groups.max_matches)
-            self._table = MemberTable(self._client, self._settings.pulsar, self._membership, self._stopping.is_set)
-            closing.callback(self._table.close)
-            self._known: KnownDevices | None = None
-            if self._membership.has_patterns:
-                self._known = KnownDevices(self._client, self._settings.pulsar, self._membership)
-                closing.callback(self._known.close)
-            longest_us = int(push.groups.expiry * 1_000_000)
-            self._expander = Expander(roster, self._membership, push.groups.topic, longest_us)
-            self._own(self._log.subscribe)
-            yield
-
-    def _own(self, attempt: Callable[[], None]) -> None:
+    def _wait_for(self, attempt: Callable[[], None]) -> None:
         while not self._stopping.is_set():
             try:
                 attempt()
@@ -188,74 +268,37 @@ class _Session:
                 self._stopping.wait(0.2)
         raise Stopped
 
-    def run(self) -> None:
+    def _expand(self, group_log: GroupLog, expander: Expander, table: MemberTable, known: KnownDevices) -> None:
         """Give out what comes until stopped. Raises Stopped, FencedError or TransientError."""
-        self._look()
-        self._table.take_all()
-        self._do(self._expander.resume(_now_us()))
+        self._aged.clear()
+        known.take()
+        table.take_all()
+        expander.resume(_now_us())
         self._part.ready()
-        log.info("groups are ours", open=self._expander.open)
+        log.info("groups are ours", open=expander.open)
         next_look = time.monotonic() + _LOOK_S
         while not self._stopping.is_set():
-            self._message = self._log.receive(_RECEIVE_MS)
-            if self._message is not None:
-                self._look()
-                self._table.take_all()
-                self._arrived(self._message)
+            message = group_log.receive(_RECEIVE_MS)
+            if message is not None:
+                known.take()
+                table.take_all()
+                command = _decoded(message, self._settings.max_name_bytes)
+                position, published_us = position_of(message.message_id()), message.publish_timestamp() * 1000
+                expander.arrived(position, command, published_us, _now_us())
             elif time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_S
-                self._look()
-            self._table.take()
-            self._do(self._expander.changed(_now_us()))
-            due = self._expander.next_expiry_us()
-            if self._message is not None or (due is not None and due <= _now_us()):
-                self._do(self._expander.passed(_now_us()))
-            self._write_aged()
-            self._metrics.open.set(self._expander.open)
+                known.take()
+            table.take()
+            expander.changed(_now_us())
+            due = expander.next_expiry_us()
+            if message is not None or (due is not None and due <= _now_us()):
+                expander.passed(_now_us())
+            if self._aged.is_set():
+                self._aged.clear()
+                expander.aged()
+            expander.rewritten()
+            self._metrics.open.set(expander.open)
         raise Stopped
-
-    def _write_aged(self) -> None:
-        if self.aged.is_set():
-            self.aged.clear()
-            self._expander.aged()
-        self._do(self._expander.rewritten())
-
-    def _look(self) -> None:
-        if self._known is not None:
-            self._known.take()
-
-    def _arrived(self, message: Message) -> None:
-        published_us = message.publish_timestamp() * 1000
-        steps = self._expander.arrived(
-            position_of(message.message_id()),
-            _decoded(message, self._settings.max_name_bytes),
-            published_us,
-            _now_us(),
-        )
-        self._do(steps)
-
-    def _do(self, steps: Iterable[Step]) -> None:
-        for step in steps:
-            if isinstance(step, WriteEntries):
-                reach("group_before_entries")
-                self._log.write_entries(step.entries)
-                self._metrics.entries.inc(len(step.entries))
-                reach("group_after_entries")
-            elif isinstance(step, Store):
-                self._log.store(step.changes)
-                reach("group_after_store")
-            elif isinstance(step, Tell):
-                self._log.tell(step.receipts)
-                for receipt in step.receipts:
-                    if not receipt.device:
-                        self._metrics.commands.labels(receipt.state).inc()
-                reach("group_after_receipt")
-            elif isinstance(step, GiveUp):
-                assert self._message is not None
-                log.warning("a command to a group is given up; see the dead letters", why=step.reason)
-                self._log.give_up(self._message, step.reason)
-            elif isinstance(step, Release):
-                self._log.release(step.position)
 
 
 def _decoded(message: Message, max_name_bytes: int = MAX_NAME_BYTES) -> GroupCommand | BadCommand:

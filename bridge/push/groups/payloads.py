@@ -1,8 +1,8 @@
 """Reads payloads of group commands from Pulsar, one after the other, on a thread of its own: the cache's shell.
 
-Client and thread are made when the first payload is asked for, so that a process without group commands has neither.
-While Pulsar is unreachable it is tried again, and the pushes wait; only a message that Pulsar does not have any more counts as lost.
-What it has and does not give (its bookies are away) waits behind the others, which may lie elsewhere.
+The client is made when the first payload is asked for, so that a process without group commands has none. While Pulsar is
+unreachable it is tried again, and the pushes wait; only a message that Pulsar does not have any more counts as lost. What
+it has and does not give (its bookies are away) waits behind the others, which may lie elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import structlog
@@ -110,20 +111,19 @@ class Payloads:
 
     def __init__(self, settings: Settings, metrics: GroupMetrics, failed: Callable[[Exception], None]) -> None:
         """``failed`` is called on the thread of this when it ends before ``close``."""
-        self._failed = failed
         self._settings = settings
+        self._wanted: queue.SimpleQueue[CommandPosition | None] = queue.SimpleQueue()
         self._topic = partition_name(settings.pulsar.system_topic(GROUP_COMMANDS_TOPIC), 0)
         self._metrics = metrics
         self._cache = PayloadCache(
             settings.push.groups.cache_size,
-            self._order,
+            self._wanted.put,
             metrics.hits.inc,
             metrics.misses.inc,
         )
-        self._wanted: queue.SimpleQueue[CommandPosition | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=reporting_failure(self._run, failed), name="push-payloads", daemon=True)
+        self._thread.start()
 
     def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
         """Return the payload of the group command at ``position``, or None; then ``deliver`` is called once, later."""
@@ -133,23 +133,15 @@ class Payloads:
         """End the thread; what is still waited for is not delivered."""
         self._closing.set()
         self._wanted.put(None)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _order(self, position: CommandPosition) -> None:
-        self._wanted.put(position)
-        with self._lock:
-            if self._thread is None and not self._closing.is_set():
-                self._thread = threading.Thread(
-                    target=reporting_failure(self._run, self._failed), name="push-payloads", daemon=True
-                )
-                self._thread.start()
+        self._thread.join()
 
     def _run(self) -> None:
-        pulsar = self._settings.pulsar
-        with PulsarClient(pulsar) as client:
+        first = self._wanted.get()
+        if first is None:
+            return
+        with PulsarClient(self._settings.pulsar) as client:
             reader = PositionReader(client, self._topic, 0, over=self._closing.is_set, near=_NEAR)
-            while (position := self._wanted.get()) is not None and not self._closing.is_set():
+            for position in chain([first], iter(self._wanted.get, None)):
                 try:
                     payload = self._read(reader, position)
                 except NothingComes:

@@ -1,4 +1,4 @@
-"""The state of the expander of group commands, as records of the compacted topic ``group-roster``.
+"""Which devices are in which group, and the state of the expander as records of the compacted topic ``group-roster``.
 
 ===============================  ==========================================================================
 key (JSON array)                 value
@@ -16,8 +16,13 @@ Every value names in ``o`` the owner that wrote it. A tombstone removes what is 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
+
+import structlog
 
 from bridge.contract import GROUP_ROSTER_VERSION
 from bridge.contract.commands import CommandPosition
@@ -32,9 +37,13 @@ from bridge.contract.decoding import (
 )
 from bridge.contract.groups import GroupCommand
 from bridge.push.cursor import BEFORE_ALL
+from bridge.settings.push import GroupRule
 
-__all__ = ["OWNER", "Change", "Open", "Progress", "Roster", "owner_of"]
+__all__ = ["OWNER", "Change", "Membership", "Open", "Progress", "Roster", "matches", "owner_of"]
 
+log = structlog.get_logger("push")
+
+_SIGNS: Final = "*?"
 _PROGRESS: Final = ("progress",)
 
 
@@ -136,47 +145,56 @@ class Roster:
         command = GroupCommand(**checked_fields(body, kinds), payload=b"")
         self.open[position] = Open(command, checked_whole(body["size"], 0))
 
+    def _record(self, key: tuple[Any, ...]) -> Change:
+        """Return a record with what is so now, a tombstone for what is not."""
+        kind, *rest = key
+        body: dict[str, Any] | None = {}
+        if kind == "progress":
+            done, at, after = self.progress.done, self.progress.at, self.progress.after
+            body = {"done": list(done), "at": list(at), "after": after}
+        elif kind == "open":
+            one = self.open.get(CommandPosition(*rest))
+            body = None if one is None else asdict(one.command) | {"size": one.size}
+            if body is not None:
+                del body["payload"]
+        elif kind == "member" and rest[1] not in self.members.get(rest[0], ()):
+            last = self.left.get((rest[0], rest[1]))
+            body = None if last is None else {"left": list(last)}
+        return Change(key, body)
+
     def moved(self, progress: Progress) -> Change:
         """The expander came so far."""
         self.progress = progress
-        body = {"done": list(progress.done), "at": list(progress.at), "after": progress.after}
-        return Change(_PROGRESS, body)
+        return self._record(_PROGRESS)
 
     def opened(self, position: CommandPosition, command: GroupCommand) -> Change:
         """A command is given to the members from now on, until it expires."""
         self.open[position] = Open(replace(command, payload=b""), len(command.payload))
-        return self._stands_open(position)
-
-    def _stands_open(self, position: CommandPosition) -> Change:
-        one = self.open[position]
-        body = asdict(one.command)
-        del body["payload"]
-        return Change(("open", *position), body | {"size": one.size})
+        return self._record(("open", *position))
 
     def closed(self, position: CommandPosition) -> Change:
         """A command has expired."""
         del self.open[position]
-        return Change(("open", *position), None)
+        return self._record(("open", *position))
 
     def known(self, group: str) -> Change:
         """The group has had members."""
         self.groups.add(group)
-        return Change(("group", group), {})
+        return self._record(("group", group))
 
     def joined(self, group: str, device: str) -> Change:
         """The device is in the group and has entries for its open commands."""
         self.left.pop((group, device), None)
         self.members.setdefault(group, set()).add(device)
-        return Change(("member", group, device), {})
+        return self._record(("member", group, device))
 
     def parted(self, group: str, device: str) -> Change:
         """The device left. What it had is kept in mind as long as a command of that time is open."""
         self.members[group].discard(device)
         last = max((at for at, one in self.open.items() if one.command.group == group), default=None)
-        if last is None:
-            return Change(("member", group, device), None)
-        self.left[group, device] = last
-        return Change(("member", group, device), {"left": list(last)})
+        if last is not None:
+            self.left[group, device] = last
+        return self._record(("member", group, device))
 
     def standing(self) -> list[tuple[Any, ...]]:
         """Return the keys of all records that are not tombstones."""
@@ -191,19 +209,8 @@ class Roster:
 
     def rewritten(self, key: tuple[Any, ...]) -> Change | None:
         """Return a record as it says what is so now, None where it was removed since."""
-        kind, *rest = key
-        if kind == "progress":
-            return self.moved(self.progress)
-        if kind == "open":
-            position = CommandPosition(*rest)
-            return self._stands_open(position) if position in self.open else None
-        if kind == "member":
-            group, device = rest
-            if device in self.members.get(group, ()):
-                return Change(key, {})
-            last = self.left.get((group, device))
-            return None if last is None else Change(key, {"left": list(last)})
-        return Change(key, {})
+        change = self._record(key)
+        return None if change.body is None else change
 
     def forgotten(self) -> list[Change]:
         """Those who left before any command that is still open."""
@@ -213,7 +220,7 @@ class Roster:
         gone = [key for key, last in self.left.items() if key[0] not in oldest or last < oldest[key[0]]]
         for key in gone:
             del self.left[key]
-        return [Change(("member", *key), None) for key in gone]
+        return [self._record(("member", *key)) for key in gone]
 
 
 @decodes("a record of the roster of groups")
@@ -223,3 +230,91 @@ def owner_of(key: str, payload: bytes) -> str | None:
     checked_text(kind)
     owner = checked_text(json_of_record(payload)["o"]) if payload else ""
     return owner or None
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether ``name`` is what ``pattern`` says: ``*`` is any text, ``?`` one character, all else itself."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))
+
+
+class Membership:
+    """The groups as they should be: by the settings, and by the table that Spark writes. ``take_changed`` returns those that
+    may have changed since the last call.
+
+    A rule names devices, or patterns over the devices that are *known*: those that the table names in any group, those
+    that a rule names, and those that have had a command. What a device publishes makes no member: else each invented name
+    would cost an entry of each command (H43). A device that rule and table both name is in the group once.
+    """
+
+    def __init__(self, rules: Sequence[GroupRule], most: int = sys.maxsize) -> None:
+        """``most`` bounds the devices that the patterns of one group mean."""
+        self._named: dict[str, set[str]] = {}
+        self._patterns: dict[str, tuple[str, ...]] = {}
+        self._table: dict[str, set[str]] = {}
+        self._matching: dict[str, set[str]] = {}
+        """By group, the known devices that its patterns mean; of the others nothing is kept."""
+        self._most = most
+        for rule in rules:
+            patterns = tuple(one for one in rule.devices if any(sign in one for sign in _SIGNS))
+            self._named[rule.name] = set(rule.devices) - set(patterns)
+            if patterns:
+                self._patterns[rule.name] = patterns
+        self._changed = set(self._named)
+        for named in self._named.values():
+            self.knows(named)
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether it matters which devices there are."""
+        return bool(self._patterns)
+
+    @property
+    def groups(self) -> set[str]:
+        """The groups that have a rule, or a member in the table."""
+        return self._named.keys() | self._table.keys()
+
+    def put(self, group: str, device: str, *, member: bool) -> None:
+        """Take a record of the table."""
+        there = self._table.setdefault(group, set())
+        if member != (device in there):
+            self._changed.add(group)
+        if member:
+            there.add(device)
+            self.knows([device])
+        else:
+            there.discard(device)
+        if not there:
+            del self._table[group]
+
+    def knows(self, devices: Iterable[str]) -> None:
+        """These devices are there."""
+        devices = set(devices)
+        for group in self._patterns:
+            self._take(group, devices)
+
+    def _take(self, group: str, devices: Iterable[str]) -> None:
+        matching, patterns = self._matching.setdefault(group, set()), self._patterns[group]
+        for name in devices:
+            if name in matching or not any(matches(pattern, name) for pattern in patterns):
+                continue
+            if len(matching) >= self._most:
+                log.warning(
+                    "the patterns of a group mean more devices than push.groups.max_matches, the others get no commands "
+                    "to it; raise it, or write the members with Spark",
+                    group=group,
+                    most=self._most,
+                    shown=1,
+                )
+                return
+            matching.add(name)
+            self._changed.add(group)
+
+    def members(self, group: str) -> set[str]:
+        """Return who should be in the group."""
+        found = self._matching.get(group, set())
+        return found | self._named.get(group, set()) | self._table.get(group, set())
+
+    def take_changed(self) -> list[str]:
+        """Return the groups whose members may be others than when this was called last, in order."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed

@@ -16,7 +16,8 @@ from bridge.dead_letters.letters import dead_letter
 from bridge.errors import ConfigError
 from bridge.mqtt.envelope import Envelope, message_of, size_of
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route, mapping_problems
+from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
+from bridge.routing.rules import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule

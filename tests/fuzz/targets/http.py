@@ -18,9 +18,8 @@ from bridge.health import Health
 from bridge.http.handler import HttpHandler
 from bridge.mqtt.types import Message
 from bridge.protocols.handler import Address
-from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
-from bridge.protocols.running import Running
+from bridge.protocols.running import Phase, Running
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
 from tests.fuzz.engine import Case, Check, Target

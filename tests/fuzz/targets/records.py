@@ -23,9 +23,8 @@ from bridge.mqtt.envelope import message_of
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unproven, read_term, term_record
-from bridge.push.cursor_records import CursorRecords, owner_record
+from bridge.push.cursor_log import CursorRecords, owner_record
 from bridge.push.groups.roster import Change, Roster, owner_of
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.segments import ParkedId, read_segment, segment_key
@@ -35,6 +34,7 @@ from bridge.settings.pulsar import PulsarSettings
 from sources.offsets import Offset
 from tests.fuzz.engine import Case, Check, Target
 from tests.support.messages import anything
+from tests.support.push_limits import Limits
 
 __all__ = ["RECORDS"]
 
@@ -73,7 +73,7 @@ def _records() -> dict[str, list[tuple[str, Any]]]:
             (stored[0], cursor.encode()),
             (apart[0], apart[1]),
             (segment_key("d", "o", 0), json.dumps(segment).encode()),
-            (segment_key("d", "o", 1), json.dumps({**segment, "v": 2, "places": [1, 2, 0, -1, -1, -1]}).encode()),
+            (segment_key("d", "o", 1), json.dumps({**segment, "places": [1, 2, 0, -1, -1, -1]}).encode()),
             (OWNER_KEY, OwnerRecord("t", 1, True).encode()),
             (TERM_KEY, term_record(bytes(SECRET_BYTES))),
         ],
@@ -235,7 +235,7 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
             break
     list(view.devices())
     limits = Limits(remembered_ids=16, answers=False)
-    core = Partition(0, limits, found.by_device, None, found.parked, owner="o", now_us=_NOW)
+    core = Partition(0, limits.nested(), found.by_device, None, found.parked, owner="o", now_us=_NOW)
     core.link_up()
     position, command = CommandPosition(2**40, 0, -1), Command("honest", "honest", "t", b"x")
     core.arrived(position, command, _NOW)

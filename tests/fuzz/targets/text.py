@@ -10,11 +10,12 @@ from typing import Final
 import yaml
 from hypothesis import strategies as st
 
-from bridge.display import TEXT_CHARACTERS, json_text, markup, printable, text_of
-from bridge.routing.mapper import mapping_problems
+from bridge.display import TEXT_CHARACTERS, printable
+from bridge.routing.rules import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import preset_names
 from bridge.settings.streaming import StreamingSettings
+from pulsebridge.output.text import json_text, markup, text_of
 from pulsebridge.topics.proposing import PresetSigns, propose
 from pulsebridge.topics.showing import discovery_of, discovery_text
 from pulsebridge.topics.tree import TopicTree

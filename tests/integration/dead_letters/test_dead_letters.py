@@ -20,7 +20,6 @@ from bridge import contract
 from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import HEAD_BYTES, dead_letter
 from bridge.dead_letters.blocks import Block, BlockStore
-from bridge.killpoints import REPLAY_KILL_POINTS
 from bridge.mqtt.envelope import Envelope
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.mapper import Route
@@ -29,6 +28,7 @@ from pulsebridge.cli import dead_letters as listing
 from pulsebridge.cli import resend
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, stored
+from tests.support.kill_points import REPLAY_KILL_POINTS
 from tests.support.raw_pulsar import store_raw
 from tests.support.reading_back import quiet
 from tests.support.waiting import patient

@@ -205,7 +205,7 @@ def test_a_stop_answers_what_it_took_and_refuses_the_rest(pulsar: PulsarSettings
             thread.start()
             poll_for(lambda: service.in_flight == 1, 30, "the message to be on its way")
             service.stop()
-            poll_for(lambda: not service.readiness()["http"]["http"], 30, "the stop")
+            poll_for(lambda: not service.running.readiness()["http"]["http"], 30, "the stop")
             half.sendall(b"lf")
             assert half.recv(100).startswith(b"HTTP/1.1 503 ")
             with pytest.raises(OSError):

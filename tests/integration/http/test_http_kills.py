@@ -15,11 +15,11 @@ import httpx
 import pytest
 import yaml
 
-from bridge.killpoints import HTTP_KILL_POINTS
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import stored
+from tests.support.kill_points import HTTP_KILL_POINTS
 from tests.support.stack import provisioned
 from tests.support.waiting import patient, poll_for
 

@@ -51,19 +51,19 @@ def test_a_frozen_and_a_dead_broker_delay_no_other_link(stack: LocalStack, names
         confirmed: list[str] = []
         with running_ingest(settings, wait=False) as service, device(mqtt, "dev", window=1) as dev:
             ready = {"slow": True, "dead": False, "good": True}
-            poll_for(lambda: service.readiness().get("mqtt") == ready, 60, "both links")
+            poll_for(lambda: service.running.readiness().get("mqtt") == ready, 60, "both links")
             slow.freeze()
             publish_ids(dev, [f"{root}/later"], 200, confirmed)
             poll_for(lambda: "good" in links_of(namespaces, 200), 60, "the good link's messages", every=0.3)
             poll_for(
-                lambda: service.readiness()["mqtt"] == {"slow": False, "dead": False, "good": True},
+                lambda: service.running.readiness()["mqtt"] == {"slow": False, "dead": False, "good": True},
                 60,
                 "the frozen one to be known as lost",
             )
             assert not service.ready.is_set()
             slow.thaw()
             poll_for(lambda: links_of(namespaces, 200) == {"slow", "good"}, 90, "all of them", every=0.5)
-            poll_for(lambda: service.readiness().get("mqtt") == ready, 60, "the link to be back")
+            poll_for(lambda: service.running.readiness().get("mqtt") == ready, 60, "the link to be back")
 
 
 @pytest.mark.long
@@ -99,13 +99,15 @@ def test_a_stopped_second_broker_blocks_no_other_link_and_loses_nothing_when_it_
             try:
                 publish_ids(beside, [f"{root}/near"], 200, [])
                 poll_for(lambda: len(set(ids_of(namespaces, "near"))) == 200, 60, "the near broker's", every=0.3)
-                poll_for(lambda: service.readiness()["mqtt"] == {"near": True, "far": False}, 60, "far to be lost")
+                poll_for(
+                    lambda: service.running.readiness()["mqtt"] == {"near": True, "far": False}, 60, "far to be lost"
+                )
             finally:
                 os.kill(other.pids["mqtt"], signal.SIGCONT)
             assert dev.flush(90)
             poll_for(lambda: set(came) <= set(ids_of(namespaces, "far")), 60, "all of it", every=0.5)
             assert len(came) == 300
-            poll_for(lambda: service.readiness()["mqtt"] == {"near": True, "far": True}, 60, "far to be back")
+            poll_for(lambda: service.running.readiness()["mqtt"] == {"near": True, "far": True}, 60, "far to be back")
         for name, count in (("near", 200), ("far", 300)):
             assert first_copies(ids_of(namespaces, name)) == list(range(count))
 

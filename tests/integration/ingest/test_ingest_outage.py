@@ -98,7 +98,7 @@ def test_h3_a_pause_longer_than_the_keep_alive_does_not_cost_the_connection(
             for service in (old, new):
                 assert worker_of(service).link.epoch == 1
                 assert worker_of(service).link.connected
-                assert worker_of(service).in_flight <= 40
+                assert worker_of(service).intake.in_flight <= 40
         private_stack.kill("pulsar")
         restart = threading.Thread(target=private_stack.restart, args=("pulsar",))
         restart.start()

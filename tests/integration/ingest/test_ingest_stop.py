@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import REGISTRY
 
-from bridge.ingest import credit
+from bridge.ingest import worker
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.bare_mqtt import bare_publisher
@@ -31,7 +31,7 @@ def test_h9_a_stop_under_a_backlog_repeats_nothing_that_was_stored(
 
     With MQTT 5, Artemis counts what it sent in vain against each later connection: it would send nothing any more.
     """
-    monkeypatch.setattr(credit, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(worker, "_PATIENCE_S", 0.5)
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
     settings = ingest_settings(mqtt, namespaces, routes=(rule_for(root),), limits={"in_flight": 50})

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bridge.mqtt.types import Message
-from bridge.routing.mapper import mapping_problems
+from bridge.routing.rules import mapping_problems
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import contract
+from bridge.intake.flow import Reading
 from bridge.intake.intake import Intake
-from bridge.intake.partition_producers import Reading
 from bridge.intake.provisioning import known_topics, provision
 from bridge.mqtt.types import Message
 from bridge.pulsar.admin import PulsarAdmin

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 
 from bridge.contract import partition_name
 from bridge.errors import RefusedError
-from bridge.intake import idle
+from bridge.intake import producer_opener
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
@@ -57,7 +57,7 @@ def written(namespaces: PulsarSettings, topics: list[str], last: bytes) -> bool:
 def test_h10_more_topics_than_producers_may_be_open(
     stack: LocalStack, bound: dict[str, float], left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle, "REST_S", 0.5)
+    monkeypatch.setattr(producer_opener, "REST_S", 0.5)
     namespaces = provisioned(stack, partitions=1)
     mqtt = mqtt_settings(stack)
     topics = [f"d{number}" for number in range(TOPICS)]

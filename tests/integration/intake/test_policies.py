@@ -9,8 +9,7 @@ import pytest
 
 from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
 from bridge.errors import TerminalError
-from bridge.intake.policy_watch import PolicyWatch
-from bridge.intake.provisioning import provision, verify_policies
+from bridge.intake.provisioning import PolicyWatch, provision, verify_policies
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings.pulsar import PulsarSettings

@@ -13,8 +13,9 @@ import pytest
 
 from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
 from bridge.errors import TerminalError
+from bridge.intake.flow import Reading
 from bridge.intake.metrics import LinkMetrics
-from bridge.intake.partition_producers import PartitionProducers, Reading
+from bridge.intake.partition_producers import PartitionProducers
 from bridge.intake.provisioning import provision, verify_policies
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient

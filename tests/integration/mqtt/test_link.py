@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from bridge.mqtt.client import Link
-from bridge.mqtt.device import DeviceClient, probe, round_trip
+from bridge.mqtt.device import DeviceClient, probe
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
+from pulsebridge.local.readiness import mqtt_round_trip
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device
 from tests.support.stack import mqtt_settings
@@ -14,6 +19,28 @@ from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
+
+
+@contextmanager
+def turning(link: Link) -> Iterator[None]:
+    """Turn the link in a thread until the block exits."""
+    stopping = threading.Event()
+
+    def run() -> None:
+        while not stopping.is_set():
+            link.turn()
+        link.disconnect()
+        link.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        link.wake()
+        thread.join(patient(10))
+        assert not thread.is_alive()
 
 
 class Recorder(LinkHandler):
@@ -70,9 +97,8 @@ def test_h2_a_late_ack_does_not_meet_another_message(stack: LocalStack, protocol
         through = mqtt.model_copy(update={"port": proxy.port})
         seen.link = link = Link(through, seen)
         seen.filters = [Subscription(f"{mqtt.client_id}/#")]
-        link.start()
-        poll_for(lambda: seen.granted == [1], 20, "SUBACK")
-        with device(mqtt, "dev") as dev:
+        with turning(link), device(mqtt, "dev") as dev:
+            poll_for(lambda: seen.granted == [1], 20, "SUBACK")
             for number in range(5):
                 dev.publish(f"{mqtt.client_id}/x", b"%d" % number)
             poll_for(lambda: len(seen.payloads(1)) == 5, 20, "five messages")
@@ -92,8 +118,6 @@ def test_h2_a_late_ack_does_not_meet_another_message(stack: LocalStack, protocol
             proxy.cut()
             poll_for(lambda: seen.payloads(4), 30, "what was not acknowledged")
             assert seen.payloads(4) == [b"new"]
-        link.stop()
-        assert link.join(patient(10))
 
 
 def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack) -> None:
@@ -102,9 +126,8 @@ def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack)
         seen = Pausing()
         seen.link = link = Link(mqtt.model_copy(update={"port": proxy.port}), seen)
         seen.filters = [Subscription(f"{mqtt.client_id}/#")]
-        link.start()
-        poll_for(lambda: seen.granted == [1], 20, "SUBACK")
-        with device(mqtt, "dev") as dev:
+        with turning(link), device(mqtt, "dev") as dev:
+            poll_for(lambda: seen.granted == [1], 20, "SUBACK")
             for number in range(10):
                 dev.publish(f"{mqtt.client_id}/x", b"%d" % number)
             poll_for(lambda: link.paused, 20, "a pause")
@@ -117,8 +140,6 @@ def test_h3_a_link_that_does_not_read_reconnects_all_the_same(stack: LocalStack)
             link.paused = False
             link.wake()
             poll_for(lambda: len(seen.messages) >= 2, 20, "reading to go on")
-        link.stop()
-        assert link.join(patient(10))
 
 
 class Pausing(Recorder):
@@ -153,12 +174,11 @@ def test_a_device_resends_what_was_not_confirmed(stack: LocalStack) -> None:
 
 
 def test_a_refused_connection_says_why(stack: LocalStack) -> None:
-    found = probe(mqtt_settings(stack))
-    assert found.ok
+    assert isinstance(probe(mqtt_settings(stack)), Connected)
     closed = probe(mqtt_settings(stack, port=1))
-    assert not closed.ok
+    assert isinstance(closed, Disconnected)
     assert "connecting to" in closed.why
-    assert round_trip(stack.mqtt_host, stack.mqtt_port) < 10
+    mqtt_round_trip(stack.mqtt_host, stack.mqtt_port, timeout_s=10)
 
 
 def test_many_devices_share_a_broker(stack: LocalStack) -> None:
@@ -198,8 +218,7 @@ def test_a_paused_link_before_mqtt_5_leaves_the_broker_packet_identifiers(privat
     seen = _AcksAll()
     seen.link = link = Link(mqtt, seen)
     seen.filters = [Subscription(mqtt.client_id)]
-    link.start()
-    try:
+    with turning(link):
         poll_for(lambda: seen.granted == [1], 20, "SUBACK")
         link.paused = True
         with device(mqtt, "dev") as dev:
@@ -210,6 +229,3 @@ def test_a_paused_link_before_mqtt_5_leaves_the_broker_packet_identifiers(privat
         link.paused = False
         link.wake()
         poll_for(lambda: seen.count >= count, 60, "all of them")
-    finally:
-        link.stop()
-        link.join(patient(10))

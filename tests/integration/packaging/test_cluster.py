@@ -37,7 +37,7 @@ from tests.support.waiting import patient
 
 ROOT = Path(__file__).resolve().parents[3]
 
-EVERYWHERE = os.environ.get("PULSEBRIDGE_CLUSTERS") == "all"
+EVERYWHERE = os.environ.get("TEST_CLUSTERS") == "all"
 MASTERS = ["standalone", *(["local-cluster[2,1,1024]"] if EVERYWHERE else [])]
 
 QUICK = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -109,7 +109,7 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
     packed: Path, cluster: Cluster, namespaces: PulsarSettings
 ) -> None:
     """Bronze, readings, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes; then on
-    half the executors, where ``PULSEBRIDGE_CLUSTERS=all``.
+    half the executors, where ``TEST_CLUSTERS=all``.
     """
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(namespaces.readings_topic("wearables"), 1)

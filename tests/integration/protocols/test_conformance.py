@@ -13,7 +13,7 @@ import pytest
 
 from bridge import contract
 from bridge.ingest.service import IngestService
-from bridge.protocols.loading import HANDLERS_GROUP
+from bridge.protocols.running import HANDLERS_GROUP
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
@@ -77,7 +77,7 @@ def test_it_opens_and_closes_again_and_again_and_leaves_nothing_behind(peer: Pee
     before = threading.active_count()
     for _run in range(3):
         with running_ingest(peer.settings()) as service:
-            assert all(service.readiness()[peer.protocol].values())
+            assert all(service.running.readiness()[peer.protocol].values())
         assert service.closed
         assert service.running.listeners[peer.protocol] == [] or not service.running.running
     poll_for(lambda: threading.active_count() <= before, 30, "its threads to end")

@@ -57,7 +57,7 @@ def test_h26_a_device_that_does_not_answer_gets_a_repeat_and_delays_no_other_dev
         # On a busy machine others may answer too late for their first copy as well.
         assert devices.check([*quick, *slow]) >= 1
         assert [("repeat" in user(m)) for m in devices.got["s0"]][:2] == [False, True]
-        assert metrics.answers._value.get() == 70
+        assert metrics.counters["answers"]._value.get() == 70
     got = receipts(settings)
     for one in [*quick, *slow]:
         (receipt,) = got[one.command_id]

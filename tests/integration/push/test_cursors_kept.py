@@ -228,7 +228,7 @@ def test_h24_old_records_are_rewritten_and_the_retention_subscription_advances(
     live = [command(settings, f"d{n % 3}", n) for n in range(150)]  # so many that ids are stored apart
     with Devices(settings, lambda _d, _n: True) as devices:
         with push_in_thread(settings) as metrics:
-            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+            poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is ours")
             says(settings, "away", b"offline")
             write_commands(settings, [*parked, *live])
             devices.await_all(live)
@@ -237,11 +237,11 @@ def test_h24_old_records_are_rewritten_and_the_retention_subscription_advances(
         for name, value in (("_AGED_S", -60.0), ("_EVERY_S", 0.5), ("_ASKED_EVERY_S", 2.0)):
             monkeypatch.setattr(compaction, name, value)
         with push_in_thread(settings) as metrics:  # which has all of it from a former owner
-            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+            poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is ours")
             _all_that_stood_is_passed(settings, CURSORS_TOPIC, CURSOR_RETENTION)
         monkeypatch.undo()
         with push_in_thread(settings) as metrics:
-            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+            poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is ours")
             says(settings, "away", b"online")
             more = [command(settings, "d0", 1000)]
             write_commands(settings, more)

@@ -13,8 +13,9 @@ from bridge.contract import (
     RECEIPTS_TOPIC,
 )
 from bridge.pulsar.admin import PulsarAdmin, rest_path
-from bridge.pulsar.provisioning import CURSOR_RETENTION, provision_commands
-from bridge.push.topics import TopicWatch
+from bridge.pulsar.provisioning import provision_commands
+from bridge.pulsar.provisioning_plan import CURSOR_RETENTION
+from bridge.push.worker import TopicWatch
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (
@@ -83,7 +84,7 @@ def test_h11_a_topic_deleted_before_it_was_written_to_does_not_end_push(
     commands = [command(settings, "d", n) for n in range(3)]
     topic = settings.pulsar.system_topic(RECEIPTS_TOPIC)
     with Devices(settings) as devices, push_in_thread(settings) as metrics:
-        poll_for(lambda: metrics.takeovers._value.get() == 1, 30, "the partition to be ours")
+        poll_for(lambda: metrics.counters["takeovers"]._value.get() == 1, 30, "the partition to be ours")
         with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
             admin.request("DELETE", f"/{rest_path(topic)}/partitions?force=true")
         write_commands(settings, commands)

@@ -19,7 +19,8 @@ from bridge.contract.commands import CommandPosition
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.pulsar.provisioning import CURSOR_RETENTION, commands_ready
+from bridge.pulsar.provisioning import partitions_ready
+from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, topic_need
 from bridge.push.compaction import follow_compaction
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.settings import PulsarSettings, Settings
@@ -78,7 +79,7 @@ def test_commands_reach_their_devices_in_order_with_a_receipt_each(
             assert (receipt.state, receipt.device, receipt.attempts) == ("delivered", one.device, 1)
             assert receipt.emitted_at_us == 1000 + n
             assert 0 < receipt.pushed_at_us <= receipt.confirmed_at_us
-        assert metrics.pushed._value.get() == 200
+        assert metrics.counters["pushed"]._value.get() == 200
 
 
 def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(settings: Settings) -> None:
@@ -88,12 +89,12 @@ def test_h21_a_replayed_batch_gives_no_second_command_also_after_a_restart(setti
     with Devices(settings) as devices:
         # What is there before the takeover counts as sent, if another takeover had begun and failed.
         with push_in_thread(settings) as metrics:
-            poll_for(lambda: metrics.takeovers._value.get() == 1, 60, "the ownership")
+            poll_for(lambda: metrics.counters["takeovers"]._value.get() == 1, 60, "the ownership")
             write_commands(settings, [*commands, *commands])
             devices.await_all(commands)
             all_acknowledged(settings)
         with push_in_thread(settings) as metrics:
-            poll_for(lambda: metrics.takeovers._value.get() == 1, 60, "the ownership")
+            poll_for(lambda: metrics.counters["takeovers"]._value.get() == 1, 60, "the ownership")
             write_commands(settings, [*reversed(commands), last])
             devices.await_all([last])
             all_acknowledged(settings)
@@ -171,7 +172,7 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
     assert provision(settings) == 1  # any number of times
     name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
     with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
-        assert commands_ready(admin) == 1
+        assert partitions_ready(admin, topic_need(admin.settings, COMMANDS_TOPIC)) == 1
         assert CURSOR_RETENTION in admin.stats(name)["subscriptions"]
         poll_for(
             lambda: "__compaction" in admin.internal_stats(name)["cursors"],
@@ -222,7 +223,7 @@ def test_h23_an_owner_that_was_replaced_stops_and_acknowledges_nothing(settings:
         write_commands(settings, [second])
         devices.await_all([second])  # Pulsar's client does not tell the former owner
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0") as session:
-            poll_for(lambda: metrics.lost._value.get() == 1, 30, "the former owner gave up")
+            poll_for(lambda: metrics.counters["partitions_lost"]._value.get() == 1, 30, "the former owner gave up")
             consumer = client.subscribe(settings.pulsar.system_topic(COMMANDS_TOPIC), PUSH_SUBSCRIPTION)
             assert consumer.receive(10_000).partition_key() == "d"  # the subscription is free, nothing was acked
             assert session.connections == 1  # and the session was not taken back
@@ -252,7 +253,11 @@ def test_h23_an_owner_that_returns_after_its_successor_left_restarts(settings: S
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0"):
             successor.close()  # from here on the former owner's producer is granted access again
             client.close()
-            poll_for(lambda: metrics.lost._value.get() == 1, 30, "the former owner noticed its successor")
+            poll_for(
+                lambda: metrics.counters["partitions_lost"]._value.get() == 1,
+                30,
+                "the former owner noticed its successor",
+            )
         # It has read what the successor delivered, and has not forgotten what it had delivered itself.
         write_commands(settings, [seventh, first, eighth])
         devices.await_all([eighth])

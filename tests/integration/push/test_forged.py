@@ -93,9 +93,9 @@ def test_h36_a_forged_answer_settles_nothing_and_fails_nothing(
         for position in forged:
             for failed in (True, False):
                 devices.answer(position, b"forged", failed=failed)
-        poll_for(lambda: metrics.stray_answers._value.get() == 6, 60, "push has read the forged answers")
-        assert metrics.forged_answers._value.get() == 4, "two have no tag"
-        assert metrics.answers._value.get() == 0
+        poll_for(lambda: metrics.counters["stray_answers"]._value.get() == 6, 60, "push has read the forged answers")
+        assert metrics.counters["forged_answers"]._value.get() == 4, "two have no tag"
+        assert metrics.counters["answers"]._value.get() == 0
         assert receipts(settings) == {}
         devices.answer(devices.position("d"), b"true")
         poll_for(lambda: "d-1" in receipts(settings), 60, "the receipt of the true answer")
@@ -157,7 +157,7 @@ def test_h36_a_forged_request_to_resume_sends_nothing_again(
         device.ask(device.places["7"])
         device.goes_on_with(commands[8:])
         assert [text for text in device.got if text != "answer"] == [*(str(n) for n in range(10)), "8", "9"]
-        assert metrics.resume_answers.labels("error")._value.get() == 5
+        assert metrics.counters["resume_answers"].labels("error")._value.get() == 5
 
 
 def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
@@ -182,9 +182,11 @@ def test_h47_a_flood_of_requests_delays_no_command_and_gets_few_answers(
             forger.publish(f"{root}/resume/invented-{n}", b"earliest")
         write_commands(settings, commands[20:])
         device.awaits(commands)
-        poll_for(lambda: metrics.resume_requests._value.get() == 600, 120, "push has read the requests")
+        poll_for(lambda: metrics.counters["resume_requests"]._value.get() == 600, 120, "push has read the requests")
         device.ask(device.places["9"])  # the flood does not use up what the device itself may ask
         device.goes_on_with(commands[10:])
-        counts = {one: metrics.resume_answers.labels(one)._value.get() for one in ("error", "dropped", "unknown")}
+        counts = {
+            one: metrics.counters["resume_answers"].labels(one)._value.get() for one in ("error", "dropped", "unknown")
+        }
         assert counts == {"error": 1, "dropped": 299, "unknown": 300}
         assert topics == [f"{settings.push.resume.answer_topic}/d"] * 2

@@ -18,7 +18,6 @@ from bridge.contract import (
 from bridge.contract.commands import CommandPosition
 from bridge.contract.groups import entry_of
 from bridge.ingest.presence import PresenceWriter
-from bridge.killpoints import GROUP_KILL_POINTS
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.settings import PulsarSettings, Settings
@@ -31,6 +30,7 @@ from tests.support.groups import (
     write_group_commands,
     write_members,
 )
+from tests.support.kill_points import GROUP_KILL_POINTS
 from tests.support.push import (
     Devices,
     PushProcess,
@@ -289,11 +289,11 @@ def test_members_that_are_away_get_it_in_order_when_they_are_back(
             devices.await_all(between[3:])
             write_group_commands(settings, [second])
             devices.await_all(entries(second, NAMES[3:]))
-            poll_for(lambda: metrics.parked.labels("0")._value.get() == 9, 30, "three are parked for each")
+            poll_for(lambda: metrics.gauges["parked"].labels("0")._value.get() == 9, 30, "three are parked for each")
             all_acknowledged(settings)
             assert not any(devices.got[name] for name in away)
         with push_in_thread(settings) as metrics:  # another process, which reads the payloads again
-            poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is owned")
+            poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is owned")
             for name in away:
                 says(settings, name, b"online", retain=True)
             devices.await_all(entries(second, away))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.killpoints import KILL_POINTS
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
+from tests.support.kill_points import KILL_POINTS
 from tests.support.push import (
     Devices,
     PushProcess,
@@ -65,13 +65,13 @@ def test_a_standby_takes_over_from_a_killed_owner(
         PushProcess(settings, tmp_path, "first").owns(2) as first,
         push_in_thread(settings) as standby,
     ):
-        assert standby.takeovers._value.get() == 0
+        assert standby.counters["takeovers"]._value.get() == 0
         write_commands(settings, commands)
         poll_for(lambda: len(devices.got) == 8, 30, "pushing is under way")
         first.kill()
         devices.await_all(commands)
         all_acknowledged(settings)
-        poll_for(lambda: standby.takeovers._value.get() == 2, 60, "the standby owns both partitions")
+        poll_for(lambda: standby.counters["takeovers"]._value.get() == 2, 60, "the standby owns both partitions")
         devices.check(commands)
     assert set(receipts(settings)) == {one.command_id for one in commands}
 
@@ -95,5 +95,5 @@ def test_both_servers_may_go_away_and_come_back(private_stack: LocalStack, tmp_p
         devices.await_all(commands, 90)
         all_acknowledged(settings)
         rows = receipts(settings)
-        devices.check(commands, pushed_once={i for i, found in rows.items() if found[0].attempts == 1})
+        devices.check(commands, killed_broker={i: found[0].attempts for i, found in rows.items()})
     assert set(rows) == {one.command_id for one in commands}

@@ -12,7 +12,7 @@ from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, P
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
-from bridge.push.segments import decode_segment, segment_device
+from bridge.push.segments import read_segment, segment_device
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
@@ -44,7 +44,7 @@ def stored_ids(settings: Settings) -> int:
     segments: dict[str, int] = {}
     for message in read_topic(settings, CURSORS_TOPIC):
         if segment_device(message.partition_key()) is not None:
-            segments[message.partition_key()] = len(decode_segment(message.data())) if message.data() else 0
+            segments[message.partition_key()] = len(read_segment(message.data()).ids) if message.data() else 0
     return sum(segments.values())
 
 
@@ -77,7 +77,7 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
     commands = [command(settings, "d", n) for n in range(270)]
     live = [command(settings, "live", n) for n in range(20)]
     with push_in_thread(settings) as metrics:
-        poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+        poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is ours")
         with Devices(settings, lambda _d, _n: confirm == "device") as devices:
             says(settings, "d", b"offline")
             write_commands(settings, [*commands, *live])
@@ -86,7 +86,7 @@ def test_h25_a_will_parks_a_device_and_its_birth_brings_everything_in_order(
                 settings
             )  # parked: the delivery subscription has acknowledged them, the retention subscription has not
             assert "d" not in devices.got
-            assert metrics.parked.labels("0")._value.get() in (0, 270)
+            assert metrics.gauges["parked"].labels("0")._value.get() in (0, 270)
             assert stored_ids(settings) == 270
             says(settings, "d", b"online")
             devices.await_all(commands)
@@ -106,7 +106,7 @@ def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
     parked = [command(settings, "d", n) for n in range(20)]
     live = [command(settings, "live", n) for n in range(40)]
     with push_in_thread(settings) as metrics:
-        poll_for(lambda: metrics.owned.labels("0")._value.get() == 1, 30, "the partition is ours")
+        poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is ours")
         with Devices(settings, lambda _d, _n: True) as devices:
             says(settings, "d", b"offline")
             write_commands(settings, [*parked, *live[:20]])
@@ -116,7 +116,7 @@ def test_h31_a_clock_that_is_set_back_leaves_no_device_deaf(
             with monkeypatch.context() as an_hour_ago:
                 an_hour_ago.setattr(time, "time_ns", lambda: real_ns() - 3_600_000_000_000)
                 an_hour_ago.setattr(time, "time", lambda: real() - 3600.0)
-                poll_for(lambda: metrics.takeovers._value.get() == 2, 30, "it is taken over again")
+                poll_for(lambda: metrics.counters["takeovers"]._value.get() == 2, 30, "it is taken over again")
                 write_commands(settings, live[20:])
                 devices.await_all(live, 30)
                 says(settings, "d", b"online")
@@ -156,7 +156,7 @@ def test_h31_a_device_without_presence_messages_is_parked_and_found_by_a_probe(
     with push_in_thread(settings) as metrics:
         write_commands(settings, commands)
         all_acknowledged(settings)
-        poll_for(lambda: metrics.parked.labels("0")._value.get() == 30, 30, "all of them are parked")
+        poll_for(lambda: metrics.gauges["parked"].labels("0")._value.get() == 30, 30, "all of them are parked")
         assert receipts(settings) == {}
         with Devices(settings, lambda _device, _count: not mosquitto) as devices:
             devices.await_all(commands)
@@ -183,7 +183,7 @@ def test_h25_killed_while_parking_the_next_owner_knows_what_is_parked_without_th
             process.kill()
     with push_in_thread(settings) as metrics:
         all_acknowledged(settings)
-        poll_for(lambda: metrics.parked.labels("0")._value.get() == 90, 30, "the parked ones are known")
+        poll_for(lambda: metrics.gauges["parked"].labels("0")._value.get() == 90, 30, "the parked ones are known")
         with Devices(settings, lambda _device, _count: True) as devices:
             for n in range(3):
                 says(settings, f"d{n}", b"online", retain=True)
@@ -266,7 +266,7 @@ def test_h25_the_retention_subscription_stays_before_the_oldest_parked_command(
         devices.await_all([*early, *live])
         all_acknowledged(settings)
         (where,) = [
-            decode_segment(m.data())[0].position
+            read_segment(m.data()).ids[0].position
             for m in read_topic(settings, CURSORS_TOPIC)
             if segment_device(m.partition_key()) == "d"
         ]
@@ -377,7 +377,7 @@ def test_h30_killed_while_commands_are_moved_the_next_owner_sends_each_once_and_
     copied = len(read_topic(settings, PARKED_TOPIC))
     assert copied > 0
     with push_in_thread(settings) as metrics, Devices(settings, lambda _device, _count: True) as devices:
-        poll_for(lambda: metrics.parked.labels("0")._value.get() == 40, 30, "the parked ones are known")
+        poll_for(lambda: metrics.gauges["parked"].labels("0")._value.get() == 40, 30, "the parked ones are known")
         poll_for(lambda: len(read_topic(settings, PARKED_TOPIC)) >= 40, 60, "a copy of each")
         for n in range(2):
             says(settings, f"d{n}", b"online", retain=True)

@@ -16,9 +16,8 @@ from bridge.pulsar.topic_end import end_of, ledgers_of
 from bridge.push import position_reader
 from bridge.push.actions import Copy
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.position_reader import PositionReader
+from bridge.push.position_reader import PositionReader, position_of
 from bridge.push.puller import Puller
-from bridge.push.stored_message import position_of
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.clock import set_clock
@@ -141,7 +140,7 @@ def test_h25_the_retention_subscription_is_reset_backwards_and_never_forward(
             posted: list[object] = []
             puller = Puller(client, partition, moved, 0, posted.append, failures.append, max_bytes=1000)
             puller.retain_from(places[number], back=back)
-            puller.copy(Copy(0, ()))
+            puller.begin(Copy(0, ()))
             poll_for(lambda: posted, 30, "what was ordered behind it")
             puller.close()
             return first_held()

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 from bridge.contract import C_ID, C_REF, COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC
 from bridge.contract.commands import CommandPosition
 from bridge.contract.groups import entry_of
-from bridge.killpoints import RESEND_KILL_POINTS
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli.resend import register
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members
+from tests.support.kill_points import RESEND_KILL_POINTS
 from tests.support.push import (
     Devices,
     all_acknowledged,

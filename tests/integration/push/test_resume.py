@@ -12,12 +12,12 @@ import pytest
 
 from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC, partition_name
 from bridge.contract.partitioning import partition_of
-from bridge.killpoints import RESUME_KILL_POINTS
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import running_ingest
+from tests.support.kill_points import RESUME_KILL_POINTS
 from tests.support.push import (
     PushProcess,
     all_acknowledged,
@@ -77,7 +77,7 @@ def test_h27_a_device_that_lost_its_state_goes_on_after_the_position_that_it_nam
         assert device.answers[2]["commands"] == 0
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
         assert len(other.got) == 40
-        assert metrics.resume_requests._value.get() == 3
+        assert metrics.counters["resume_requests"]._value.get() == 3
         all_acknowledged(settings)
     rows = receipts(settings)
     assert {row.state for one in commands for row in rows[one.command_id]} == {"delivered"}
@@ -149,7 +149,7 @@ def test_h27_a_standby_goes_on_where_the_killed_owner_was_in_the_middle_of_a_res
         device.ask("earliest")
         poll_for(lambda: len(device.after_answer) > 20, 30, "the resume is under way")
         first.kill()
-        poll_for(lambda: standby.takeovers._value.get() == 1, 60, "the standby owns the partition")
+        poll_for(lambda: standby.counters["takeovers"]._value.get() == 1, 60, "the standby owns the partition")
         poll_for(lambda: device.after_answer[-1:] == ["199"], 60, "all that was asked for")
         device.goes_on_with(commands)
         assert len(device.answers) == 1 or device.answers[0] == device.answers[1]
@@ -198,7 +198,7 @@ def test_h27_what_is_no_position_gets_an_error_that_says_why(stack: LocalStack, 
             poll_for(lambda n=number: len(device.answers) == n, 30, "an answer")
         whys = ("not a position", "generation", "did not come", "from", "1024 bytes")
         assert all(why in answer["error"] for why, answer in zip(whys, device.answers, strict=True))
-        assert metrics.resume_answers.labels("error")._value.get() == len(bad)
+        assert metrics.counters["resume_answers"].labels("error")._value.get() == len(bad)
         assert device.got.count("answer") == len(device.got) - 3  # nothing was sent again
 
 
@@ -217,7 +217,7 @@ def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, name
         )
         device.goes_on_with(commands[5:])
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
-        assert metrics.resume_answers.labels("superseded")._value.get() >= 90
+        assert metrics.counters["resume_answers"].labels("superseded")._value.get() >= 90
         assert len(device.answers) <= 8
 
 
@@ -314,7 +314,7 @@ def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
             try:
                 # Commands pushed before it has subscribed come with the answer, after the live ones.
                 asked = end // 10
-                poll_for(lambda n=asked: metrics.resume_requests._value.get() == n, 30, "its question")
+                poll_for(lambda n=asked: metrics.counters["resume_requests"]._value.get() == n, 30, "its question")
                 write_commands(settings, commands[end - 10 : end])
                 wanted = [b"%d" % n for n in range(end - 10, end)]
                 poll_for(lambda h=here, w=wanted: set(w) <= set(h["received"]), 60, "its commands")

@@ -68,8 +68,8 @@ def test_h23_mqtt_lost_in_the_midst_of_a_takeover_does_not_pass_for_another_owne
             devices.await_all([one])
             all_acknowledged(settings)
             assert proxy.connections > 1
-            assert metrics.lost._value.get() == 0
-            assert metrics.takeovers._value.get() == 1
+            assert metrics.counters["partitions_lost"]._value.get() == 0
+            assert metrics.counters["takeovers"]._value.get() == 1
     output = capsys.readouterr().out
     assert "MQTT is away" in output
     assert "another process owned it" not in output
@@ -94,7 +94,9 @@ def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
         successor.send(delivered.encode(), partition_key="d")
         with DeviceClient(settings.mqtt, f"{settings.push.client_id}-0"):
             successor.close()
-            poll_for(lambda: metrics.lost._value.get() == 1, 30, "the owner to notice its successor")
+            poll_for(
+                lambda: metrics.counters["partitions_lost"]._value.get() == 1, 30, "the owner to notice its successor"
+            )
         former.close()
         client.close()
         write_commands(settings, [seventh, eighth])
@@ -106,7 +108,7 @@ def test_h23_a_successor_that_came_and_went_during_a_takeover_is_noticed(
 def test_a_device_called_like_a_record_of_pushs_own_costs_no_takeover(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
-    """As earlier releases left it: the cursors of such devices are stored, and a command for one is in the log."""
+    """Another program stores cursors under such names, and writes a command for one."""
     settings = push_settings(namespaces, mqtt_settings(stack))
     provision(settings)
     first, last = command(settings, "d", 1), command(settings, "d", 2)

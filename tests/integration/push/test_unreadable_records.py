@@ -87,7 +87,7 @@ def test_h44_a_takeover_goes_on_without_the_records_that_cannot_be_read(
             all_acknowledged(settings)
             # The two among the instances are read by `pulsebridge status` alone.
             poll_for(lambda: left_out() - before >= len(POISON) - 1, 60, "all are counted")
-            assert metrics.takeovers._value.get() == 1
+            assert metrics.counters["takeovers"]._value.get() == 1
         with PulsarClient(settings.pulsar) as client:
             read_board(client)
         assert left_out() - before >= len(POISON)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge import contract
-from bridge.ingest import links
+from bridge.ingest import mqtt_handler
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.links import LinkSettings
@@ -30,7 +30,7 @@ def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "_RETRY_S", 0.5)
+    monkeypatch.setattr(mqtt_handler, "_RETRY_S", 0.5)
     password = tmp_path / "password"
     password.write_text("wrong")
     mqtt = mqtt_settings(stack)
@@ -52,13 +52,15 @@ def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
         return (link, payload) in {(m.properties[contract.P_LINK], m.payload) for m in stored(namespaces, "fleet")}
 
     with running_ingest(settings, wait=False) as service, device(mqtt, "dev") as here:
-        poll_for(lambda: service.readiness().get("mqtt") == {"open": True, "guarded": False}, 60, "the open link")
+        poll_for(
+            lambda: service.running.readiness().get("mqtt") == {"open": True, "guarded": False}, 60, "the open link"
+        )
         here.publish(f"plant/{root}/d", b"meanwhile")
         assert here.flush()
         poll_for(lambda: came_by("open", b"meanwhile"), 60, "the open link's message", every=0.3)
         assert not service.ended.is_set()
         password.write_text(PASSWORD)
-        poll_for(lambda: all(service.readiness()["mqtt"].values()), 60, "the guarded link")
+        poll_for(lambda: all(service.running.readiness()["mqtt"].values()), 60, "the guarded link")
         with device(artemis.settings("operator"), "dev") as there:
             there.publish(f"plant/{root}/d", b"at last")
             assert there.flush()

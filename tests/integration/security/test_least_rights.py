@@ -134,7 +134,7 @@ def test_push_runs_with_the_rights_to_produce_and_consume_in_the_system_namespac
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", {})
     admin = provisioned_for(pulsar, {"push": "bridge"})
     topic = f"commands/{uuid.uuid4().hex[:8]}"
     got: list[Message] = []
@@ -204,7 +204,7 @@ def test_push_that_may_not_probe_for_absent_subscribers_warns_and_delivers(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", {})
     admin = provisioned_for(pulsar, {"push": "bridge"})
     settings = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
     elsewhere = settings.push.model_copy(update={"answers": AnswerSettings(topic="plant/answers")})

@@ -12,6 +12,7 @@ import pytest
 
 from bridge.errors import DeniedError
 from bridge.mqtt.device import DeviceClient, probe
+from bridge.mqtt.types import Connected, Disconnected
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.secret_file import SecretFile
 from tests.support.certificates import HOST, Authority, Pem
@@ -73,8 +74,8 @@ def test_what_the_broker_does_not_accept_is_one_line_with_its_setting(
     with broker(kind, request, tmp_path) as (tls, mtls):
         ours, strange = authority.issue("client"), stranger.issue("client")
         good = probe(over_tls(tls, authority, **user))
-        assert good.ok, good.why
-        assert probe(over_tls(mtls, authority, **user, **mine(ours))).ok
+        assert isinstance(good, Connected), good.why
+        assert isinstance(probe(over_tls(mtls, authority, **user, **mine(ours))), Connected)
         for port, changes, words, setting in (
             (tls, user | {"password": "wrong-one"}, "refused the connection", "mqtt.password"),
             (tls, {"protocol": protocol}, "refused the connection", "mqtt.username"),
@@ -83,7 +84,7 @@ def test_what_the_broker_does_not_accept_is_one_line_with_its_setting(
             (mtls, user | mine(strange), "", "mqtt.tls_certificate"),
         ):
             found = probe(over_tls(port, authority, **changes))
-            assert not found.ok
+            assert isinstance(found, Disconnected)
             line = f"{found.why} — {found.remedy}"
             assert words in line, line
             assert setting in line, line
@@ -106,17 +107,18 @@ def test_a_server_whose_certificate_is_expired_or_of_another_host_is_not_trusted
     bad = authority.issue("bad", *issue.get("hosts", ()), expired=issue.get("expired", False))
     with mosquitto(tmp_path, certificate=bad) as (port, _):
         found = probe(over_tls(port, authority))
+        assert isinstance(found, Disconnected)
         assert words in found.why
         assert found.remedy
         relaxed = probe(over_tls(port, authority, tls_validate_hostname=False))
-        assert relaxed.ok is ("expired" not in issue)
+        assert isinstance(relaxed, Connected) is ("expired" not in issue)
 
 
 def test_a_plain_port_behind_tls_settings_is_named(tmp_path: Path, authority: Authority) -> None:
     mosquitto_program()
     with mosquitto(tmp_path) as (port, _):
         found = probe(over_tls(port, authority, connect_timeout="2s"))
-        assert not found.ok
+        assert isinstance(found, Disconnected)
 
 
 def test_certificates_that_were_replaced_are_used_at_the_next_connect(

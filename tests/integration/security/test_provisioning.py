@@ -17,11 +17,12 @@ from bridge.errors import TerminalError
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, PulsarClient
-from bridge.pulsar.provisioning import carry_out, existing_commands, look, provision_commands, verify
+from bridge.pulsar.provisioning import existing_commands, look, provision_commands, verify
 from bridge.pulsar.provisioning_plan import ingest_needs, push_needs, rest_path
 from bridge.settings import IngestSettings, Settings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
+from pulsebridge.cli.provision import carry_out
 from streaming.pulsar_readiness import provision_alerts
 from tests.support.ingest import running_ingest
 from tests.support.secured import SecuredArtemis, SecuredPulsar

@@ -17,7 +17,7 @@ import pytest
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_SINK
 from bridge.errors import TransientError
 from bridge.mqtt.device import DeviceClient, probe
-from bridge.mqtt.types import Message
+from bridge.mqtt.types import Connected, Message
 from bridge.settings.mqtt import MqttSettings
 from pulsebridge.downloads.preflight import find_mosquitto
 from pulsebridge.local.mqtt_servers import mosquitto_config
@@ -167,7 +167,7 @@ def limited(mosquitto: LocalStack, tmp_path: Path) -> Iterator[LocalStack]:
     )
     with subprocess.Popen([program, "-c", str(config)], stderr=subprocess.DEVNULL) as process:
         try:
-            poll_for(lambda: probe(MqttSettings(port=port)).ok, 30, "Mosquitto listens")
+            poll_for(lambda: isinstance(probe(MqttSettings(port=port)), Connected), 30, "Mosquitto listens")
             with beside:
                 yield beside
         finally:

@@ -61,8 +61,8 @@ def place(row: dict[str, Any]) -> Position:
 
 
 def seeded() -> random.Random:
-    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
-    print(f"PULSEBRIDGE_SEED={seed}")
+    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"TEST_SEED={seed}")
     return random.Random(seed)
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from bridge.killpoints import SOURCE_KILL_POINTS
 from tests.support import batch_engine
 from tests.support.batch_engine import ENGINE_KILL_POINTS, rows_of
+from tests.support.kill_points import SOURCE_KILL_POINTS
 from tests.support.pulsar_topics import TestTopic
 from tests.support.waiting import patient
 
 pytestmark = [pytest.mark.stack, pytest.mark.chaos]
 
-MANY = "PULSEBRIDGE_SOURCE_KILLS" in os.environ
-RANDOM_KILLS = int(os.environ.get("PULSEBRIDGE_SOURCE_KILLS", "6"))
+MANY = "TEST_SOURCE_KILLS" in os.environ
+RANDOM_KILLS = int(os.environ.get("TEST_SOURCE_KILLS", "6"))
 BIG = bytes(6 * 1024 * 1024)  # two chunks
 
 
@@ -82,7 +82,7 @@ def world(topic: TestTopic, tmp_path: Path) -> World:
 
 
 def test_killed_at_each_named_point_nothing_is_lost_or_repeated(world: World) -> None:
-    """Each point at its first, second or third passage in turn; ``PULSEBRIDGE_SOURCE_KILLS=50`` kills at all three."""
+    """Each point at its first, second or third passage in turn; ``TEST_SOURCE_KILLS=50`` kills at all three."""
     first = ("source_in_first_offset:1", "source_in_first_offset:2", "source_after_first_offset:1")
     for point in first:
         assert world.run(PULSEBRIDGE_KILL_AT=point)[0] == -signal.SIGKILL, point
@@ -98,9 +98,9 @@ def test_killed_at_each_named_point_nothing_is_lost_or_repeated(world: World) ->
 
 @pytest.mark.long
 def test_killed_at_random_nothing_is_lost_or_repeated(world: World) -> None:
-    """``PULSEBRIDGE_SOURCE_KILLS=50`` kills more often."""
-    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
-    print(f"PULSEBRIDGE_SEED={seed}")
+    """``TEST_SOURCE_KILLS=50`` kills more often."""
+    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"TEST_SEED={seed}")
     moments = random.Random(seed)
     assert world.run()[0] == 0, "the query begins"
     for _ in range(RANDOM_KILLS):

@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 import sources
-from bridge.killpoints import SOURCE_TASK_KILL_POINTS
 from bridge.settings import Settings, StreamingSettings
 from bridge.settings.pulsar import PulsarSettings
 from sources.spark_features import spark_features
 from streaming.tables import table_of
 from tests.support import bronze_driver
+from tests.support.kill_points import SOURCE_TASK_KILL_POINTS
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.waiting import poll_for
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos]
 
-RANDOM_KILLS = int(os.environ.get("PULSEBRIDGE_SOURCE_KILLS", "0"))
+RANDOM_KILLS = int(os.environ.get("TEST_SOURCE_KILLS", "0"))
 NAMED_KILLS = 3 if RANDOM_KILLS else 1
 """At each point: a restart of the query takes seconds."""
-at_length = pytest.mark.skipif(not RANDOM_KILLS, reason="half a minute; PULSEBRIDGE_SOURCE_KILLS=50 asks for it")
+at_length = pytest.mark.skipif(not RANDOM_KILLS, reason="half a minute; TEST_SOURCE_KILLS=50 asks for it")
 
 
 class World:
@@ -154,9 +154,9 @@ def test_a_worker_killed_in_a_task_loses_and_repeats_nothing(
 
 @at_length
 def test_processes_killed_at_random_lose_and_repeat_nothing(world: World, tmp_path: Path) -> None:
-    """``PULSEBRIDGE_SOURCE_KILLS=50`` kills more often, and three times at each named point."""
-    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
-    print(f"PULSEBRIDGE_SEED={seed}")
+    """``TEST_SOURCE_KILLS=50`` kills more often, and three times at each named point."""
+    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"TEST_SEED={seed}")
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
     failed = 0

@@ -1,6 +1,6 @@
 """Ten kinds of bad rows among good ones: each is in exactly one of table and quarantine, with the right rules.
 
-``PULSEBRIDGE_BAD_ROWS`` is the number of messages.
+``TEST_BAD_ROWS`` is the number of messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
-ROWS: Final = int(os.environ.get("PULSEBRIDGE_BAD_ROWS", "4000"))
+ROWS: Final = int(os.environ.get("TEST_BAD_ROWS", "4000"))
 ENTRY: Final = 1000
 BEGIN_MS: Final = 1_767_225_600_000  # 2026-01-01
 DEVICES: Final = 200

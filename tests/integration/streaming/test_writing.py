@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import TerminalError
-from bridge.killpoints import TABLE_KILL_POINTS
 from bridge.settings.tables import Decoding
 from streaming import pipelines as dp
 from streaming import tables, writing
 from streaming.reading import Reader
 from streaming.tables import Appends, Table, configured, create, struct_of
 from tests.support import killed_batches
+from tests.support.kill_points import TABLE_KILL_POINTS
 from tests.support.pipelines import PipelineWorld
 from tests.support.source_messages import ARRIVAL, frame, sent
 from tests.support.waiting import poll_for

@@ -90,7 +90,7 @@ class PartitionCore(MovingCore):
 
     def gone(self, name: str, at_us: int, now_us: int) -> None:
         """The device gave a sign of absence, such as its will."""
-        if not self.presence.gone(name, at_us) or not self._limits.park_absent:
+        if not self.presence.gone(name, at_us):
             return
         device = self._devices.get(name)
         if device is None and name in self._cursors and self._cursors[name].sure:
@@ -246,7 +246,7 @@ class PartitionCore(MovingCore):
         self._unwritten_of(device, key, now_us)
 
     def _away(self, device: Device, now_us: int) -> bool:
-        if self._limits.park_absent and self.presence.absent(device.name):
+        if self.presence.absent(device.name):
             return True
         seen, silence = self.presence.seen_us(device.name), self._limits.silence_us
         return bool(seen and silence and now_us - seen >= silence)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from bridge.contract import MOVED_VERSION, SEGMENT_VERSION
+from bridge.contract import SEGMENT_VERSION
 from bridge.contract.commands import CommandPosition
 from bridge.contract.decoding import LAST_US, checked_position, checked_whole, checked_wholes, decodes, json_record
 
@@ -129,9 +129,9 @@ def decode_segment(payload: bytes) -> list[ParkedId]:
 @decodes("a segment of parked commands")
 def read_segment(payload: bytes) -> Segment:
     """Read a segment. Raises ContractError when the payload is not one of these versions."""
-    body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION, MOVED_VERSION))
+    body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION,))
     flat = checked_wholes(body["parked"], _WIDTH)
-    places = checked_wholes(body["places"], _PLACE) if body["v"] == MOVED_VERSION else []
+    places = checked_wholes(body.get("places", []), _PLACE)
     since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
     count = len(flat) // _WIDTH
     for numbers, width in ((flat, _WIDTH), (places, _PLACE)):
@@ -158,7 +158,7 @@ def _encoded(flat: array[int], places: array[int] | None, since_us: int) -> byte
     if since_us:
         body["since_us"] = since_us
     if places is not None and any(number != -1 for number in places):
-        body |= {"v": MOVED_VERSION, "places": places.tolist()}
+        body["places"] = places.tolist()
     return json.dumps(body, separators=(",", ":")).encode()
 
 

@@ -34,8 +34,6 @@ class Limits:
     answer_timeout_us: int = 10_000_000
     answer_bytes: int = 4096
     """How much of an answer is kept for the receipt."""
-    park_absent: bool = True
-    """Whether a sign of absence parks; else only what the broker refuses or the device does not answer does."""
     park_after: int = 3
     """So many failures in a row park a device."""
     silence_us: int = 0

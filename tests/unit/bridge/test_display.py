@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from bridge.dead_letters import dead_letter
-from bridge.display import accept_every_character, json_text, markup, printable, text_of
+from bridge.display import accept_every_character, printable
 from pulsebridge.output.devices import table
+from pulsebridge.output.text import json_text, markup, text_of
 
 anything = st.text(st.characters(exclude_categories=()), max_size=40) | st.sampled_from(
     [

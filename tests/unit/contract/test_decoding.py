@@ -5,6 +5,7 @@ import contextlib
 import json
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,13 +31,13 @@ from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters.blocks import _decode as decode_block
 from bridge.dead_letters.records import note_of, replayed_note
 from bridge.errors import ContractError, RefusedError, TransientError
-from bridge.ingest import session_memory
-from bridge.ingest.session_slots import read_advertised
+from bridge.ingest.sessions import read_advertised, stored_sessions
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.pulsar.wire.protobuf import number, read_varint
 from bridge.push.cursor import Cursor, OwnerRecord, read_term
 from bridge.push.groups.roster import Roster, owner_of
 from bridge.push.segments import Parked, read_segment
+from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opener, open_entry
 from sources.entry_reader import RawEntry
 from sources.retention import SubscriptionRecord
@@ -67,7 +68,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "ids": (lambda body: Cursor(8).with_ids(body), b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[1,20000]}'),
     "owner": (OwnerRecord.decode, OwnerRecord("us", 3, clean=True).encode()),
     "term": (read_term, b'{"v":1,"term":1,"secret":"%s"}' % (b"00" * 32)),
-    "segment": (segment, b'{"v":2,"parked":[1,2,-1,0,1],"places":[4,5,-1],"since_us":7}'),
+    "segment": (segment, b'{"v":1,"parked":[1,2,-1,0,1],"places":[4,5,-1],"since_us":7}'),
     "instance": (InstanceRecord.decode, INSTANCE.encode()),
     "receipt": (Receipt.decode, Receipt("c", "d", "t", "answered", answer=b"x").encode()),
     "member": (lambda body: member_of(member_key("g", "d"), body), b'{"v":1}'),
@@ -188,10 +189,9 @@ SESSION = '{"family":"f","granted":{"a/#":%s},"released":[]}'
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "[]", SESSION % "1e999", SESSION % '"1"', SESSION % "NaN"])
 def test_h44_a_session_of_ingest_that_cannot_be_read_counts_as_unknown(text: str) -> None:
-    read = session_memory._read(SESSION % "1")
-    assert read is not None
-    assert read.granted == {"a/#": 1}
-    assert session_memory._read(text) is None
+    stored = {"good": SESSION % "1", "bad": text}
+    admin: Any = SimpleNamespace(settings=PulsarSettings(), properties=lambda _topic, _prefix: stored)
+    assert {name: session.granted for name, session in stored_sessions(admin).items()} == {"good": {"a/#": 1}}
     assert read_advertised('{"l":{"broker":"b","client_id":"c"}}') == {("b", "c")}
     assert read_advertised(text) == set()
 

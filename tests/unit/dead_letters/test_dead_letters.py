@@ -26,7 +26,7 @@ from bridge.mqtt.envelope import Envelope
 from bridge.routing.mapper import Mapper, Route
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
-from bridge.times import since_us
+from bridge.settings.units import since_us
 from pulsebridge.output.dead_letters import Summary, body_of
 
 PULSAR = PulsarSettings()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.ingest.credit import Credit
+from bridge.ingest.worker import Credit
 
 
 def test_a_kept_session_that_stays_silent_gets_twice_the_credit_each_time_later_and_not_for_ever() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.idle import AT_ONCE, REST_S, IdlePolicy, to_close
+from bridge.intake.producer_opener import AT_ONCE, REST_S, IdlePolicy, to_close
 
 NOW = 10_000.0
 TIMES = st.lists(st.floats(0, NOW, allow_nan=False), max_size=250)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from bridge.intake.metrics import IngestMetrics, traffic
-from bridge.intake.mop_metrics import MopCollector, Rates, Traffic
+from bridge.intake.metrics import IngestMetrics, LinkMetrics, SessionMetrics
+from bridge.intake.mop_metrics import MopCollector, Rates
 
 
 def test_the_first_scrape_sees_the_mean_since_the_start() -> None:
@@ -53,14 +53,14 @@ def test_a_rate_never_leaves_the_bounds_of_what_came(steps: list[tuple[float, in
 
 def test_links_are_shown_with_pulsar_s_address_and_those_connected_counted() -> None:
     now = 0.0
-    links = [
-        Traffic("plant", "pulsar://p:6650", True, 0.0, 0.0),
-        Traffic("yard", "pulsar://p:6650", False, 0.0, 0.0),
-    ]
-    registry = CollectorRegistry()
-    registry.register(MopCollector(lambda: links, lambda: now))
+    of, registry = IngestMetrics(CollectorRegistry()), CollectorRegistry()
+    plant = LinkMetrics("plant", of)
+    SessionMetrics("plant", of).connected.set(1)
+    SessionMetrics("yard", of).connected.set(0)
+    registry.register(MopCollector("pulsar://p:6650", of, lambda: now))
     now = 10.0
-    links[0] = links[0]._replace(requests=100.0, bytes=1000.0)
+    plant.counters["received"].inc(100)
+    plant.counters["received_bytes"].inc(1000)
     about = {"client_address": "plant", "broker_address": "pulsar://p:6650"}
     assert registry.get_sample_value("active_connections") == 1
     now = 20.0
@@ -72,8 +72,8 @@ def test_links_are_shown_with_pulsar_s_address_and_those_connected_counted() -> 
 
 def test_traffic_is_that_of_the_mqtt_links_alone() -> None:
     of = IngestMetrics(CollectorRegistry())
-    link, session = of.link("plant")
-    session.connected.set(1)
-    link.counters["received"].inc(7)
-    link.counters["received_bytes"].inc(70)
-    assert list(traffic("pulsar", of)) == [Traffic("plant", "pulsar", True, 7.0, 70.0)]
+    LinkMetrics("http", of).counters["received"].inc(7)
+    SessionMetrics("plant", of).connected.set(1)
+    connections, stats = MopCollector("pulsar", of).collect()
+    assert [s.value for s in connections.samples] == [1]
+    assert {s.labels["client_address"] for s in stats.samples} == {"plant"}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.dead_letters.blocks import Block
-from bridge.intake.policy_watch import half_used, topic_problems
+from bridge.intake.provisioning import half_used, topic_problems
 
 TOPIC = "persistent://public/pulsebridge/fleet"
 HOLD = {"limitSize": 1, "limitTime": -1, "policy": "producer_request_hold"}

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.sightings import Sighting, Sightings
+from bridge.intake.targets import Sighting, Sightings
 
 EVERY = 30.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.stalls import Stall
+from bridge.intake.flow import Stall
 
 AFTER_S = 10.0
 

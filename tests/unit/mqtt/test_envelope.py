@@ -123,9 +123,9 @@ def test_user_properties_that_are_not_utf8_are_stored_with_their_bytes_and_read_
 
 
 def test_push_s_own_publishes_are_known() -> None:
-    assert from_push(message(properties=PublishProperties(user=(("a", "b"), (contract.ORIGIN_PROPERTY, "push")))))
-    assert not from_push(message(properties=PublishProperties(user=(("a", "b"),))))
-    assert not from_push(message())
+    assert from_push(PublishProperties(user=(("a", "b"), (contract.ORIGIN_PROPERTY, "push"))))
+    assert not from_push(PublishProperties(user=(("a", "b"),)))
+    assert not from_push(None)
 
 
 @settings(deadline=None, max_examples=100)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.mqtt.client import Link
-from bridge.mqtt.fitting import misfit, publish_size
+from bridge.mqtt.packets import misfit, publish_size
 from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, PublishProperties
 from bridge.settings.mqtt import MqttSettings
 from tests.support.raw_broker import RawBroker

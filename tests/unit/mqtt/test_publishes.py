@@ -22,7 +22,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bridge.mqtt.client import Link
-from bridge.mqtt.exactly_once import ExactlyOnce
+from bridge.mqtt.packet_reader import ExactlyOnce
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
 from bridge.mqtt.types import Disconnected, LinkHandler, Message, PublishProperties
 from bridge.settings.mqtt import MqttSettings

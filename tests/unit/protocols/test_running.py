@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.errors import ConfigError, MissingExtraError, TerminalError
 from bridge.ingest.service import IngestService
 from bridge.protocols.handler import Acceptor, Address, ProtocolHandler
-from bridge.protocols.lifecycle import Phase
 from bridge.protocols.listening import Listening
-from bridge.protocols.loading import HANDLERS_GROUP, load_handlers
-from bridge.protocols.running import Running
+from bridge.protocols.running import HANDLERS_GROUP, Phase, Running, load_handlers
 from bridge.settings import Settings
 
 
@@ -127,6 +127,53 @@ def test_a_taken_port_fails_the_start_and_a_failing_close_hinders_no_other() -> 
                 one.go(SERVICE, Phase.START)
             one.stop()
     assert notes[-2:] == ["close b", "close a"]
+
+
+class NoListening:
+    """Opens nothing."""
+
+    def open(self, name: str, listeners: object) -> list[Address]:
+        return []
+
+    def close(self, name: str) -> None:
+        pass
+
+
+@given(
+    names=st.lists(st.sampled_from("abcde"), min_size=1, max_size=5, unique=True),
+    failing=st.sets(st.integers(0, 25)),
+    calls=st.lists(st.sampled_from(list(Phase)), max_size=4),
+)
+def test_whatever_fails_each_phase_comes_once_in_order_and_all_that_was_begun_is_stopped(
+    names: list[str], failing: set[int], calls: list[Phase]
+) -> None:
+    notes: list[str] = []
+
+    class Failing(Recording):
+        def note(self, phase: str) -> None:
+            notes.append(f"{phase} {self.name}")
+            if len(notes) - 1 in failing:
+                raise ValueError("on purpose")
+
+    listening: Any = NoListening()
+    one = Running([Failing(name) for name in names], listening)
+    try:
+        for up_to in calls:
+            one.go(SERVICE, up_to)
+    except TerminalError:
+        assert not one.running
+    else:
+        assert one.running == (Phase.START in calls)
+    one.stop()
+    one.stop()
+    one.go(SERVICE, Phase.START)
+    assert not one.running
+    assert len(notes) == len(set(notes))
+    begun = [n.split()[1] for n in notes if n.startswith("initialize")]
+    before = notes[: len(notes) - len(begun)]
+    assert notes[len(before) :] == [f"close {name}" for name in reversed(begun)]
+    order = [f"{phase} {name}" for phase in ("initialize", "advertise", "start") for name in names]
+    assert before == order[: len(before)]
 
 
 class Lacking(Recording):

@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.routing.mapper import Mapper, Route, mapping_problems
+from bridge.routing.mapper import Mapper, Route
+from bridge.routing.rules import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import preset_names

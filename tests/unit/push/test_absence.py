@@ -14,12 +14,12 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
 from bridge.push.inbound import Inbound
-from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.settings import Settings
 from bridge.settings.push import PresenceRule, PushSettings
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
@@ -74,7 +74,7 @@ def tried(core: Partition, now: int, reason: int) -> int:
 
 
 def parked_by_0x10() -> Partition:
-    core = Partition(0, Limits(park_after=3), {}, None)
+    core = Partition(0, Limits(park_after=3).nested(), {}, None)
     core.link_up(reports_absence=False)
     core.arrived(AT, Command("c-1", "d", "t", b"x"), NOW)
     return core
@@ -107,7 +107,7 @@ def test_a_refused_probe_keeps_the_answer_to_a_command_on_the_next_connection(re
 def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.push.inbound._LOGGED", set())
+    monkeypatch.setattr("bridge.push.inbound._LOGGED", {})
     link = Asked()
     inbound = Inbound(
         Settings(),
@@ -139,7 +139,7 @@ def test_h35_signs_that_come_before_the_takeover_are_bounded_in_bytes() -> None:
     for name in names:
         for payload in (b"online", b"offline"):
             inbound.received(Message(f"devices/{name}/status", payload, 0, False, False, 0, None))
-    core = Partition(0, Limits(), {}, None)
+    core = Partition(0, Limits().nested(), {}, None)
     inbound.serve(core, lambda _answer: False)
     known = [name for name in names if core.presence.absent(name)]
     assert sum(map(len, known)) < 64 * 1024 * 1024

@@ -12,9 +12,9 @@ import pytest
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.states import Mode
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 LIMITS = Limits(answers=True, answer_timeout_us=10 * SECOND, replay_rate=50)
@@ -24,7 +24,7 @@ class Played:
     """A core, a Pulsar that answers at once but for ``late`` receipts, and a clock. ``device`` sees each push."""
 
     def __init__(self, limits: Limits, device: Callable[[Played, Push], None], *, reports_absence: bool) -> None:
-        self.core = Partition(0, limits, {}, None)
+        self.core = Partition(0, limits.nested(), {}, None)
         self.core.link_up(reports_absence=reports_absence)
         self.now = self.began = 1_000_000 * SECOND
         self.late: list[StoreReceipt] = []
@@ -74,11 +74,11 @@ class Played:
                     if self.receipts_are_late:
                         self.late.append(one)
                     else:
-                        self.core.receipt_stored(one.position)
+                        self.core.settlement.receipt_stored(one.position)
                 elif isinstance(one, DeadLetter) and self.dying is not None:
                     self.dying.append(one)
                 elif isinstance(one, DeadLetter):
-                    self.core.dead_letter_stored(one.position)
+                    self.core.settlement.dead_letter_stored(one.position)
                 elif isinstance(one, StoreSegment):
                     self.core.segment_stored(one.parked)
                 elif isinstance(one, Pull):
@@ -106,7 +106,7 @@ def test_a_receipt_that_comes_when_its_device_sleeps_ends_nothing() -> None:
     played.pass_time(1)
     assert played.core.devices.mode_of("d") is Mode.PARKED
     for one in played.late:
-        played.core.receipt_stored(one.position)
+        played.core.settlement.receipt_stored(one.position)
     played.core.alive("d", played.now)
     played.pass_time(1)
     assert len(played.pushes_to("d")) == 2
@@ -206,7 +206,7 @@ def test_a_dead_letter_that_is_stored_late_delays_no_later_segment() -> None:
     played.pass_time(2)
     assert played.core.devices.mode_of("d") is Mode.LIVE
     (overflowed,), played.dying = played.dying, None
-    played.core.dead_letter_stored(overflowed.position)
+    played.core.settlement.dead_letter_stored(overflowed.position)
     played.settle()
     played.core.gone("d", played.now, played.now)
     played.arrive("d")
@@ -232,7 +232,7 @@ def test_a_command_in_flight_to_the_dead_letters_when_its_device_left_delays_no_
     (dying,), played.dying = played.dying, None
     played.core.gone("d", played.now, played.now)
     played.settle()
-    played.core.dead_letter_stored(dying.position)
+    played.core.settlement.dead_letter_stored(dying.position)
     played.arrive("d")
     played.pass_time(1)
     assert played.core.commands.pending == 0, "its id is stored, and it is acknowledged"

@@ -13,10 +13,10 @@ from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.position_tags import PositionTags, read_position
 from bridge.settings import MqttSettings, PushSettings, Settings
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld
 
 NOW = 1_000 * SECOND
@@ -58,7 +58,7 @@ def position(number: int) -> CommandPosition:
 
 
 def a_core(limits: Limits = LIMITS) -> Partition:
-    core = Partition(3, limits, {}, None)
+    core = Partition(3, limits.nested(), {}, None)
     core.link_up()
     return core
 
@@ -88,7 +88,7 @@ def test_the_cursor_waits_for_the_answer_and_the_receipt_has_its_head() -> None:
     receipt = Receipt.decode(row.receipt.encode())
     assert (receipt.state, receipt.answer, receipt.answer_length) == ("answered", b"1234", 6)
     assert (receipt.confirmed_at_us, receipt.answered_at_us) == (NOW + 5, NOW + 9)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert core.take(NOW) == [Ack(position(1))]
     assert not core.answered(position(1), b"again", NOW, failed=False)
 
@@ -140,11 +140,11 @@ def test_what_fails_too_often_goes_to_the_dead_letters_and_the_next_has_its_turn
     (letter,) = core.take(now)
     assert isinstance(letter, DeadLetter)
     assert "after 2 attempts" in letter.reason
-    core.dead_letter_stored(position(1))
+    core.settlement.dead_letter_stored(position(1))
     actions = core.take(now)
     rows = [a.receipt.state for a in actions if isinstance(a, StoreReceipt)]
     assert rows == ["rejected"]
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert [type(a) for a in core.take(now)] == [StoreCursor]
     core.cursor_stored("d")
     assert [a.command.command_id for a in core.take(now) if isinstance(a, Push)] == ["d-2"]

@@ -84,10 +84,7 @@ def test_an_owner_is_asked_for_records_a_day_old_or_passed_and_not_again_for_six
 
     def due(partition: str, age: float, at: float, *, passed: bool = False) -> bool:
         oldest = ViewRecord(place(int(at / hour) - 1000 if at >= now else 100), int((at - age) * 1000))
-        found = ages.due(partition, Move(False, oldest, passed), at)
-        if found:
-            ages.asked(partition, oldest.position, at)
-        return found
+        return ages.ask(partition, Move(False, oldest, passed), at, lambda: True)
 
     assert not due("p0", 23 * hour, now)
     assert due("p0", 25 * hour, now)
@@ -96,19 +93,18 @@ def test_an_owner_is_asked_for_records_a_day_old_or_passed_and_not_again_for_six
     assert not due("p1", 1.0, now + 5 * hour, passed=True)
     assert due("p0", 31 * hour, now + 6 * hour)
     assert due("p0", 31 * hour, now - 48 * hour), "the clock was set back"
-    assert not ages.due("p2", Move(), now)
+    assert not ages.ask("p2", Move(), now, lambda: True)
+    old = Move(False, ViewRecord(place(1), 0))
+    assert not ages.ask("p3", old, now, lambda: False), "another process owns it"
+    assert ages.ask("p3", old, now, lambda: True)
 
 
 def test_an_owner_is_not_asked_for_ever_for_a_record_that_stays_where_it_is() -> None:
     ages, hour = RewriteSchedule(), 3600.0
 
-    def asked(oldest: LogPosition) -> list[int]:
-        found = []
-        for look in range(1000):
-            now = (1000 + look) * hour
-            if ages.due("p0", Move(False, ViewRecord(oldest, 0)), now):
-                found.append(ages.asked("p0", oldest, now))
-        return found
+    def asked(oldest: LogPosition) -> int:
+        old = Move(False, ViewRecord(oldest, 0))
+        return sum(ages.ask("p0", old, (1000 + look) * hour, lambda: True) for look in range(1000))
 
-    assert asked(place(1)) == [1, 2, 3]
-    assert asked(place(2)) == [1, 2, 3], "another one is"
+    assert asked(place(1)) == 3
+    assert asked(place(2)) == 3, "another one is"

@@ -11,8 +11,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 NOW = 1_000 * SECOND
@@ -78,7 +78,7 @@ def position(number: int) -> CommandPosition:
 
 
 def a_core(limits: Limits = LIMITS, **cursors: Cursor) -> Partition:
-    core = Partition(3, limits, cursors, None)
+    core = Partition(3, limits.nested(), cursors, None)
     core.link_up()
     return core
 
@@ -108,7 +108,7 @@ def test_h25_each_step_waits_for_the_receipt_of_the_one_before() -> None:
     assert (row.receipt.pushed_at_us, row.receipt.confirmed_at_us) == (NOW, NOW + 5)
     assert core.take(NOW) == []
 
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert only(core.take(NOW)) == Ack(position(1))
     assert core.settled
     assert core.clean
@@ -188,11 +188,11 @@ def test_a_message_that_is_no_command_is_acknowledged_after_its_dead_letter() ->
     core.arrived_invalid(position(1), "no topic", Command("x", "d", "", b""), 0)
     core.arrived_invalid(position(2), "no version", Command("", "", "", b""), 0)
     assert [type(a) for a in core.take(NOW)] == [DeadLetter, DeadLetter]
-    core.dead_letter_stored(position(1))
+    core.settlement.dead_letter_stored(position(1))
     row = only(core.take(NOW))
     assert isinstance(row, StoreReceipt)
     assert row.receipt.state == "rejected"
-    core.dead_letter_stored(position(2))
+    core.settlement.dead_letter_stored(position(2))
     assert only(core.take(NOW)) == Ack(position(2))
 
 
@@ -205,7 +205,7 @@ def test_what_a_former_owner_gave_up_does_not_become_an_overflow_when_its_ack_wa
     assert isinstance(row, StoreReceipt)
     assert row.receipt.state == "duplicate", "the receipt that says rejected or overflowed came before the cursor"
     assert row.receipt.reason.startswith("recovered: given up before")
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert only(core.take(NOW)) == Ack(position(1))
 
 
@@ -227,7 +227,7 @@ def test_a_lost_link_sends_again_in_order_and_marks_it() -> None:
 
 
 def test_after_a_crash_only_what_may_have_been_pushed_is_marked() -> None:
-    core = Partition(0, LIMITS, {}, position(2))
+    core = Partition(0, LIMITS.nested(), {}, position(2))
     core.link_up()
     for number in (1, 2):
         core.arrived(position(number), command(number), NOW)
@@ -253,7 +253,7 @@ def test_draining_pushes_nothing_new_and_ends_what_is_under_way() -> None:
     assert isinstance(only(core.take(NOW)), StoreCursor)
     core.cursor_stored("d")
     assert isinstance(only(core.take(NOW)), StoreReceipt)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     core.take(NOW)
     assert core.settled
     assert core.clean  # the other was never pushed

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL, MAX_UNPROVEN, Cursor, OwnerRecord, Unproven, ids_key
-from bridge.push.cursor_records import CursorRecords
-from bridge.push.remembered_ids import DAYS, MORE
+from bridge.push.cursor import BEFORE_ALL, DAYS, MAX_UNPROVEN, MORE, Cursor, OwnerRecord, Unproven, ids_key
+from bridge.push.cursor_log import CursorRecords
 from bridge.push.segments import ParkedId
 
 DAY_US = 86_400_000_000

@@ -10,11 +10,10 @@ import pytest
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import StoreSegment
 from bridge.push.cursor import Cursor, ids_key
-from bridge.push.cursor_log import CursorLog
-from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged
-from bridge.push.limits import Limits
+from bridge.push.cursor_log import CursorLog, CursorRewriter, CursorsAged
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked, ParkedId, segment_key
+from tests.support.push_limits import Limits
 
 NOW_US = 10**15
 
@@ -46,7 +45,7 @@ class World:
         limits = Limits(parked_max=10**9)
         self.core = Partition(
             0,
-            limits,
+            limits.nested(),
             {name: self._cursor(name) for name in names},
             None,
             segments,

@@ -1,6 +1,6 @@
 """The core by composition decides what the former core decided, for random events in any order.
 
-``PULSEBRIDGE_PUSH_EVENTS`` sets how many events the long walk sends, ``PULSEBRIDGE_SEED`` its seed.
+``TEST_PUSH_EVENTS`` sets how many events the long walk sends, ``TEST_SEED`` its seed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.push.cursor import ids_key
-from bridge.push.limits import Limits
+from tests.support.push_limits import Limits
 from tests.support.push_pair import DifferenceError, PairedWorld
 from tests.support.push_world import SECOND
 
-WALK_EVENTS: Final = int(os.environ.get("PULSEBRIDGE_PUSH_EVENTS", "3000"))
+WALK_EVENTS: Final = int(os.environ.get("TEST_PUSH_EVENTS", "3000"))
 STEPS: Final = 300
 """Events of one world."""
 
@@ -44,7 +44,7 @@ CHANGES: Final[list[dict[str, int]]] = [
     {"pending_bytes": 6},
     {"resume_max": 3, "move_after_us": SECOND},
     {"silence_us": 3 * SECOND, "replay_rate": 10},
-    {"park_absent": 0, "puback_timeout_us": SECOND},
+    {"puback_timeout_us": SECOND},
     {"window": 1, "pending": 10},
 ]
 EVENTS: Final = (
@@ -106,8 +106,8 @@ def test_ids_stored_before_a_first_cursor_that_a_crash_lost_are_removed() -> Non
 
 @pytest.mark.timeout(60 + WALK_EVENTS // 100)
 def test_both_cores_decide_alike_on_a_long_walk() -> None:
-    seed = int(os.environ.get("PULSEBRIDGE_SEED", time.time_ns() % 1_000_000))
-    print(f"PULSEBRIDGE_SEED={seed} PULSEBRIDGE_PUSH_EVENTS={WALK_EVENTS}")
+    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
+    print(f"TEST_SEED={seed} TEST_PUSH_EVENTS={WALK_EVENTS}")
     walk = random.Random(seed)
     for begun in range(0, WALK_EVENTS, STEPS):
         rare = walk.choice((1, 4, 16))

@@ -14,14 +14,14 @@ from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.effects import Effects
-from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
-from bridge.push.stored_message import StoredMessage
 from bridge.push.threads import Budget
 from bridge.settings import Settings
+from tests.support.push_limits import Limits
 
 COMMANDS = 4
 METRICS = PushMetrics()
@@ -73,7 +73,7 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
     turns: list[list[int]],
 ) -> None:
     """Between two turns a reconnect may bring a command twice that is settled: here they all have expired."""
-    core = Partition(0, Limits(retry_min_us=1, retry_max_us=1), {}, None)
+    core = Partition(0, Limits(retry_min_us=1, retry_max_us=1).nested(), {}, None)
     core.link_up()
     log, room = Log(), Room()
     effects = Effects(

@@ -15,19 +15,18 @@ from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.cursor_log import CursorLog, Writes
-from bridge.push.cursor_records import CursorRecords
+from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
 from bridge.push.effects import Effects
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, CommandSource, PartitionLog, receive_commands
+from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
 from bridge.push.segments import read_segment, segment_key
-from bridge.push.stored_message import StoredMessage
 from bridge.push.threads import Budget
 from bridge.settings import Settings
+from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage as Record
 from tests.support.waiting import poll_for
 from tests.unit.push.test_effects import METRICS
@@ -79,7 +78,7 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     budget = Budget(10, 1000)
     consumer = Consumer(budget, [FromPulsar(0, bad), FromPulsar(1)])
     receive_commands(cast(Any, consumer), "commands", budget, arrived.append)
-    core = Partition(0, Limits(), {}, None)
+    core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)
     for event in arrived:
@@ -130,23 +129,31 @@ def test_a_foreign_record_among_the_cursors_is_named_and_left_out(monkeypatch: p
     assert [(line["log_level"], line["position"]) for line in logs] == [("warning", str(CommandPosition(3, 0, -1)))]
 
 
-POISONED = [
-    "\0owner",
-    "\0ids\0d",
-    "\0ids\0",
-    "\0ids\0\0owner",
-    "\0parked\0x",
-    "\0parked\0x\0d",
-    "\0parked\0x\0",
-    "\0other",
-]
+SERVED, GONE, US = OwnerRecord("a", 4, clean=True), OwnerRecord("b", 2, idle=True), OwnerRecord("us", 1)
 
 
-@pytest.mark.parametrize("key", POISONED)
-def test_the_cursor_of_a_device_called_like_a_record_of_pushs_own_ends_nothing(
+@pytest.mark.parametrize(
+    ("former", "clean"),
+    [
+        ([], True),
+        ([SERVED], True),
+        ([SERVED, GONE], True),
+        ([OwnerRecord("a", 4), GONE], False),
+        ([SERVED, GONE, OwnerRecord("b", 3)], False),
+        ([GONE], False),  # it may hide the record of an owner, which was compacted away
+    ],
+)
+def test_a_takeover_that_failed_before_it_sent_anything_leaves_the_former_owners_end_as_it_was(
+    former: list[OwnerRecord], clean: bool
+) -> None:
+    records = Records(*((OWNER_KEY, one.encode()) for one in [*former, US]))
+    assert cursor_log(records).read(US, 8).clean is clean
+
+
+@pytest.mark.parametrize("key", ["\0ids\0", "\0parked\0x", "\0parked\0x\0", "\0other"])
+def test_a_record_under_a_key_that_no_device_and_no_owner_has_ends_nothing(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Earlier releases took commands to such devices, and wrote these."""
     theirs, cursor = Cursor(8), Cursor(8, CommandPosition(3, 7, -1))
     theirs.settle(CommandPosition(3, 1, -1), "theirs", delivered=True)
     before, own = OwnerRecord("them", 4, clean=True), OwnerRecord("us", 1)
@@ -172,6 +179,19 @@ def test_the_cursor_of_a_device_called_like_a_record_of_pushs_own_ends_nothing(
         view.take_record(name, one.encode())
     assert [one.device for one in view.devices()] == ["d"]
     assert view.bad == 1
+
+
+@pytest.mark.parametrize("key", [OWNER_KEY, "\0parked\0x\0d"])
+def test_a_record_of_another_kind_under_a_key_of_pushs_own_ends_nothing(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, cursor, own = Cursor(8), Cursor(8, CommandPosition(3, 7, -1)), OwnerRecord("us", 1)
+    log = cursor_log(Records(("d", cursor.encode()), (key, theirs.encode()), (OWNER_KEY, own.encode())))
+    with structlog.testing.capture_logs() as logs:
+        found = log.read(own, 8)
+    assert list(found.by_device) == ["d"]
+    core = Partition(0, Limits().nested(), found.by_device, CommandPosition(3, 9, -1), found.parked)
+    assert len(logs) + len(core.parking.unread) == 1, "it is reported"
 
 
 @pytest.mark.parametrize(
@@ -216,14 +236,14 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
     assert not found.clean, "what is sent is marked as a repetition"
     assert len(logs) == 5
     assert {(line["log_level"], line["shown"]) for line in logs} == {("warning", 1)}
-    core = Partition(0, Limits(), found.by_device, CommandPosition(3, 9, -1), found.parked)
+    core = Partition(0, Limits().nested(), found.by_device, CommandPosition(3, 9, -1), found.parked)
     assert [key for key, _ in core.parking.unread] == [segment]
 
 
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
     budget = Budget(10, 10_000)
-    core = Partition(0, Limits(), {}, None)
+    core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)
     properties = encode_command(Command("c", "d", "t", b"")) | {C_DEVICE: device}
@@ -232,12 +252,12 @@ def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(de
     (letter,) = core.take(NOW)
     assert isinstance(letter, DeadLetter)
     assert letter.reason.startswith("device: ")
-    core.dead_letter_stored(position)
+    core.settlement.dead_letter_stored(position)
     (receipt,) = core.take(NOW)
     assert isinstance(receipt, StoreReceipt)
     assert (receipt.receipt.state, receipt.receipt.device) == ("rejected", device[:16_384])
     assert len(receipt.receipt.encode()) < 1_000_000, "Pulsar takes it"
-    core.receipt_stored(position)
+    core.settlement.receipt_stored(position)
     assert core.take(NOW) == [Ack(position)], "and no cursor is written"
 
 
@@ -261,7 +281,7 @@ class Broken:
 def test_an_error_that_ends_a_thread_beside_the_session_is_reported() -> None:
     client, failed = cast(PulsarClient, Broken()), list[Exception]()
     puller = Puller(client, "commands", "moved", 0, lambda _event: None, failed.append, max_bytes=1)
-    puller.pull(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
+    puller.begin(Pull("d", 1, (CommandPosition(1, 0, -1),), (None,)))
     poll_for(lambda: len(failed) == 1, 30, "the puller has reported")
     requests = RequestLog(client, "resume", "commands", 0, most_found=1, post=lambda _event: None, failed=failed.append)
     requests.start()

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from bridge.push.actions import Ack, DeadLetter, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.states import Mode
+from tests.support.push_limits import Limits
 from tests.support.push_world import PushWorld
 from tests.unit.push.test_parking import (
     ABSENT,
@@ -43,7 +43,7 @@ def parked_and_full() -> Partition:
     (push,) = of(Push, core.take(NOW + 1))
     core.confirmed(push.number, 0, NOW + 1)
     core.take(NOW + 1)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     (cursor,) = of(StoreCursor, core.take(NOW + 1))
     core.cursor_stored(cursor.device)
     core.take(NOW + 1)
@@ -57,10 +57,10 @@ def test_h25_no_cursor_passes_what_overflowed_before_its_dead_letter_and_receipt
     (push,) = of(Push, core.take(NOW + 2))
     core.confirmed(push.number, 0, NOW + 2)
     assert core.take(NOW + 2) == [], "died here, a later owner would find the second at or below the cursor"
-    core.dead_letter_stored(position(2))
+    core.settlement.dead_letter_stored(position(2))
     (receipt,) = of(StoreReceipt, core.take(NOW + 2))
     assert (receipt.position, receipt.receipt.state) == (position(2), "overflowed")
-    core.receipt_stored(position(2))
+    core.settlement.receipt_stored(position(2))
     done = core.take(NOW + 2)
     assert of(Ack, done) == [Ack(position(2))]
     assert [one.device for one in of(StoreCursor, done)] == ["d"]
@@ -72,9 +72,9 @@ def test_h25_what_is_given_up_is_acknowledged_when_its_id_is_known_to_every_late
     (push,) = of(Push, core.take(NOW))
     core.confirmed(push.number, 0x97, NOW)
     assert of(DeadLetter, core.take(NOW))
-    core.dead_letter_stored(position(1))
+    core.settlement.dead_letter_stored(position(1))
     assert [one.receipt.state for one in of(StoreReceipt, core.take(NOW))] == ["rejected"]
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert [type(one) for one in core.take(NOW)] == [StoreCursor]
     core.cursor_stored("d")
     assert core.take(NOW) == [Ack(position(1))]

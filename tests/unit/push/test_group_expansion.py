@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,19 +26,10 @@ from bridge.contract.groups import (
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.errors import ContractError
 from bridge.pulsar.client import Message
-from bridge.push.groups.expanding import (
-    BadCommand,
-    Expander,
-    GiveUp,
-    Release,
-    Step,
-    Store,
-    Tell,
-    WriteEntries,
-)
-from bridge.push.groups.membership import Membership, matches
+from bridge.push.groups.expanding import BadCommand, Expander
+from bridge.push.groups.log import GroupLog
 from bridge.push.groups.owner import _decoded
-from bridge.push.groups.roster import OWNER, Progress, Roster, owner_of
+from bridge.push.groups.roster import OWNER, Change, Membership, Progress, Roster, matches, owner_of
 from bridge.settings.push import GroupRule
 from tests.support.stored_message import StoredMessage
 
@@ -95,7 +86,7 @@ class GroupWorld:
 
     def follow(self, _choice: int) -> None:
         """The expander looks at the memberships."""
-        self.do(self.expander.changed(self.now), None)
+        self.do(lambda: self.expander.changed(self.now))
 
     def write(self, choice: int) -> None:
         number = len(self.log)
@@ -115,12 +106,12 @@ class GroupWorld:
         if self.read < len(self.log):
             position, command, published = self.log[self.read]
             self.read += 1
-            self.do(self.expander.arrived(position, command, published, self.now), self.read - 1)
-            self.do(self.expander.passed(self.now), None)
+            self.do(lambda: self.expander.arrived(position, command, published, self.now))
+            self.do(lambda: self.expander.passed(self.now))
 
     def pass_time(self, choice: int) -> None:
         self.now += choice % 8 * SECOND
-        self.do(self.expander.passed(self.now), None)
+        self.do(lambda: self.expander.passed(self.now))
 
     def reconnect(self, _choice: int) -> None:
         """All that is not acknowledged comes again."""
@@ -130,7 +121,7 @@ class GroupWorld:
         """The oldest record of the roster has stood for a day."""
         if choice % 3 == 0:
             self.expander.aged()
-        self.do(self.expander.rewritten(), None)
+        self.do(lambda: self.expander.rewritten())
 
     def doom(self, choice: int) -> None:
         """It dies a few steps from now."""
@@ -148,40 +139,48 @@ class GroupWorld:
         for (group, device), member in self.table.items():
             self.membership.put(group, device, member=member)
         self.membership.knows(self.known)
-        self.expander = Expander(roster, self.membership, "to/{device}", WEEK, self.chunk)
-        self.do(self.expander.resume(self.now), None)
+        self.expander = Expander(roster, self.membership, cast(GroupLog, self), "to/{device}", WEEK, self.chunk)
+        self.do(lambda: self.expander.resume(self.now))
 
-    def do(self, steps: Iterable[Step], message: int | None) -> None:
+    def do(self, event: Callable[[], None]) -> None:
         try:
-            for step in steps:
-                self._step(step, message)
+            event()
         except Died:
             self.crashes += 1
             self.start()
 
-    def _step(self, step: Step, message: int | None) -> None:
+    # --- the log ---
+
+    def _write(self, write: Callable[[int], None], count: int) -> None:
+        """Of ``count`` records some are stored when the expander dies."""
         self.steps_left -= 1
         dies = self.steps_left < 0
-        if isinstance(step, WriteEntries):
-            assert len(step.entries) <= max(self.chunk, len(self.log))
-            # Some are stored when it dies.
-            self.entries += step.entries[: len(step.entries) // 2] if dies else step.entries
-        elif isinstance(step, Store):
-            changes = step.changes[: len(step.changes) // 2] if dies else step.changes
-            for change in changes:
+        write(count // 2 if dies else count)
+        if dies:
+            raise Died
+
+    def write_entries(self, entries: Sequence[Command]) -> None:
+        assert len(entries) <= max(self.chunk, len(self.log))
+        self._write(lambda count: self.entries.extend(entries[:count]), len(entries))
+
+    def store(self, changes: Sequence[Change]) -> None:
+        def write(count: int) -> None:
+            for change in changes[:count]:
                 key, payload = change.encode("me")
                 self.roster.pop(key, None)
                 if payload:
                     self.roster[key] = payload
-        elif isinstance(step, Tell) and not dies:
-            self.receipts += step.receipts
-        elif isinstance(step, GiveUp) and not dies:
-            assert message is not None
-            self.letters.append(message)
-        elif isinstance(step, Release) and not dies:
-            self._release(step.position)
-        if dies:
-            raise Died
+
+        self._write(write, len(changes))
+
+    def write_receipts(self, receipts: Sequence[Receipt]) -> None:
+        self._write(lambda count: self.receipts.extend(receipts if count == len(receipts) else ()), len(receipts))
+
+    def give_up(self, _reason: str) -> None:
+        self._write(lambda count: self.letters.extend([self.read - 1][:count]), 1)
+
+    def release(self, position: CommandPosition) -> None:
+        self._write(lambda count: self._release(position) if count else None, 1)
 
     def _release(self, position: CommandPosition) -> None:
         count = sum(1 for where, _, _ in self.log if where[:2] <= position[:2])
@@ -264,23 +263,40 @@ def place(number: int) -> CommandPosition:
     return CommandPosition(7, number, -1)
 
 
-def an_expander(*names: str, longest_us: int = WEEK) -> tuple[Expander, Membership, Roster]:
-    membership, roster = Membership(()), Roster()
+class Steps:
+    """A log that notes what is written to it."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Callable[[Any], None]:
+        return lambda what: self.all.append((name, what))
+
+    def of(self, name: str) -> list[Any]:
+        """What was written by one method."""
+        return [one for step, what in self.all if step == name for one in what]
+
+
+def an_expander(*names: str, longest_us: int = WEEK) -> tuple[Expander, Membership, Roster, Steps]:
+    membership, roster, steps = Membership(()), Roster(), Steps()
     for name in names:
         membership.put("a", name, member=True)
-    expander = Expander(roster, membership, "to/{device}", longest_us, 2)
-    list(expander.resume(0))
-    return expander, membership, roster
+    expander = Expander(roster, membership, cast(GroupLog, steps), "to/{device}", longest_us, 2)
+    expander.resume(0)
+    steps.all.clear()
+    return expander, membership, roster, steps
 
 
 def test_the_order_of_steps_is_that_of_the_docstring() -> None:
-    expander, _, roster = an_expander("d2", "d1", "d3")
-    steps = list(expander.arrived(place(1), command(), 1, 1))
-    assert [type(step) for step in steps] == [Store, WriteEntries, Store, WriteEntries, Store, Tell, Store]
-    written = [e.device for s in steps if isinstance(s, WriteEntries) for e in s.entries]
-    assert written == ["d1", "d2", "d3"]
+    expander, _, roster, steps = an_expander("d2", "d1", "d3")
+    expander.arrived(place(1), command(), 1, 1)
+    assert [name for name, _ in steps.all] == [
+        "store", "write_entries", "store", "write_entries", "store", "write_receipts", "store",
+    ]  # fmt: skip
+    entries = steps.of("write_entries")
+    assert [entry.device for entry in entries] == ["d1", "d2", "d3"]
     assert roster.progress == Progress(place(1))
-    entry = next(s for s in steps if isinstance(s, WriteEntries)).entries[0]
+    entry = entries[0]
     assert (entry.mqtt_topic, entry.payload, entry.size) == ("to/d1", b"", 7)
     assert entry.ref is not None
     assert entry.ref.position == place(1)
@@ -295,38 +311,42 @@ def test_an_expiry_is_given_and_bounded_by_when_it_was_emitted_or_published() ->
         (50_000_000, 0, 100 * SECOND, 3_700_000),
         (200_000, 0, 100 * SECOND, 200_000),
     ):
-        expander, _, roster = an_expander("d", longest_us=hour)
-        list(expander.arrived(place(1), command(expires_at_ms=given_ms, emitted_at_us=emitted), published, published))
+        expander, _, roster, _ = an_expander("d", longest_us=hour)
+        expander.arrived(place(1), command(expires_at_ms=given_ms, emitted_at_us=emitted), published, published)
         assert roster.open[place(1)].command.expires_at_ms == expires_ms
         assert expander.next_expiry_us() == expires_ms * 1000
 
 
 def test_an_entry_of_a_batch_is_released_only_when_all_of_it_came() -> None:
-    expander, _, _ = an_expander()
+    expander, _, _, steps = an_expander()
     first, second, third = CommandPosition(7, 1, 0), CommandPosition(7, 1, 1), CommandPosition(7, 2, 0)
     for position in (first, second):
-        list(expander.arrived(position, BadCommand("bad"), 1, 1))
-        assert not list(expander.passed(1))
-    list(expander.arrived(third, BadCommand("bad"), 1, 1))
-    assert list(expander.passed(1)) == [Release(second)]
+        expander.arrived(position, BadCommand("bad"), 1, 1)
+        steps.all.clear()
+        expander.passed(1)
+        assert not steps.all
+    expander.arrived(third, BadCommand("bad"), 1, 1)
+    steps.all.clear()
+    expander.passed(1)
+    assert steps.all == [("release", second)]
 
 
 def test_a_member_whose_name_makes_no_topic_is_refused_and_the_others_have_theirs() -> None:
-    expander, _, _ = an_expander("d1", "d/+")
-    steps = list(expander.arrived(place(1), command(), 1, 1))
-    refused, whole = [r for s in steps if isinstance(s, Tell) for r in s.receipts]
+    expander, _, _, steps = an_expander("d1", "d/+")
+    expander.arrived(place(1), command(), 1, 1)
+    refused, whole = steps.of("write_receipts")
     assert (refused.device, refused.state, refused.group_command_id) == ("d/+", "rejected", "c1")
     assert "mqtt_topic" in refused.reason
     assert whole.state == "expanded"
-    assert [e.device for s in steps if isinstance(s, WriteEntries) for e in s.entries] == ["d1"]
+    assert [entry.device for entry in steps.of("write_entries")] == ["d1"]
 
 
 def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_nothing_back() -> None:
-    expander, membership, roster = an_expander("d1", "d2")
-    steps = list(expander.arrived(place(1), command(cause="rule/1"), 1, 1))
+    expander, membership, roster, steps = an_expander("d1", "d2")
+    expander.arrived(place(1), command(cause="rule/1"), 1, 1)
     membership.put("a", "d2", member=False)
-    steps += list(expander.changed(1))
-    first = [OWNER, *(change for s in steps if isinstance(s, Store) for change in s.changes)]
+    expander.changed(1)
+    first = [OWNER, *steps.of("store")]
     again = Roster()
     again.take(*roster.known("a").encode("x"))
     again.take(*roster.joined("a", "d1").encode("x"))
@@ -342,25 +362,28 @@ def test_a_roster_is_read_back_as_it_was_written_and_a_stale_progress_takes_noth
 
 
 def test_all_records_of_a_roster_are_rewritten_with_their_current_values() -> None:
-    expander, membership, roster = an_expander("d1", "d2", "d3")
-    list(expander.arrived(place(1), command(cause="rule/1"), 1, 1))
+    expander, membership, roster, steps = an_expander("d1", "d2", "d3")
+    expander.arrived(place(1), command(cause="rule/1"), 1, 1)
     membership.put("a", "d2", member=False)
-    list(expander.changed(1))
+    expander.changed(1)
     expander.aged()
     membership.put("a", "d3", member=False)
-    list(expander.changed(1))
-    steps = list(expander.rewritten())
+    expander.changed(1)
+    steps.all.clear()
+    expander.rewritten()
     again = Roster()
-    for step in steps:
-        assert isinstance(step, Store)
-        for change in step.changes:
-            again.take(*change.encode("me"))
+    for change in steps.of("store"):
+        again.take(*change.encode("me"))
     assert again == roster
-    assert OWNER in (change for step in steps if isinstance(step, Store) for change in step.changes)
-    assert not list(expander.rewritten()), "once"
+    assert OWNER in steps.of("store")
+    steps.all.clear()
+    expander.rewritten()
+    assert not steps.all, "once"
     expander.aged()
-    list(expander.passed(WEEK + SECOND))
-    keys = [c.key for s in expander.rewritten() if isinstance(s, Store) for c in s.changes]
+    expander.passed(WEEK + SECOND)
+    steps.all.clear()
+    expander.rewritten()
+    keys = [change.key for change in steps.of("store")]
     assert keys == [("owner",), ("progress",), ("group", "a"), ("member", "a", "d1")], "and none that is gone"
 
 
@@ -424,17 +447,17 @@ def test_a_group_command_whose_texts_have_no_bound_is_given_up_with_what_pulsar_
     message = StoredMessage(1, "a", b"payload", properties=encode_group_command(command()) | {name: value})
     bad = _decoded(cast(Message, message))
     assert isinstance(bad, BadCommand)
-    expander, _, roster = an_expander("d1")
-    letter, tell, store = expander.arrived(place(1), bad, 1, 1)
-    assert isinstance(letter, GiveUp)
-    assert letter.reason.startswith(f"{column}: ")
-    assert isinstance(tell, Tell)
-    assert isinstance(store, Store)
-    (receipt,) = tell.receipts
+    expander, _, roster, steps = an_expander("d1")
+    expander.arrived(place(1), bad, 1, 1)
+    assert [name for name, _ in steps.all] == ["give_up", "write_receipts", "store"]
+    assert steps.all[0][1].startswith(f"{column}: ")
+    (receipt,) = steps.of("write_receipts")
     assert receipt.state == "rejected"
     assert len(receipt.encode()) < 1_500_000
     assert roster.progress == Progress(place(1))
-    assert [type(step) for step in expander.arrived(place(2), command(), 1, 1)][1] is WriteEntries
+    steps.all.clear()
+    expander.arrived(place(2), command(), 1, 1)
+    assert steps.all[1][0] == "write_entries"
 
 
 def test_the_longest_texts_of_a_group_command_make_records_that_pulsar_takes() -> None:
@@ -443,9 +466,11 @@ def test_the_longest_texts_of_a_group_command_make_records_that_pulsar_takes() -
     assert group_problem(long) is None
     membership, roster = Membership(()), Roster()
     membership.put(long.group, "d" * 1000, member=True)
-    expander = Expander(roster, membership, "to/{device}", WEEK)
-    steps = [*expander.resume(1), *expander.arrived(place(1), long, 1, 1)]
-    written = [change.encode("me")[1] for s in steps if isinstance(s, Store) for change in s.changes]
-    receipted = [receipt.encode() for s in steps if isinstance(s, Tell) for receipt in s.receipts]
+    steps = Steps()
+    expander = Expander(roster, membership, cast(GroupLog, steps), "to/{device}", WEEK)
+    expander.resume(1)
+    expander.arrived(place(1), long, 1, 1)
+    written = [change.encode("me")[1] for change in steps.of("store")]
+    receipted = [receipt.encode() for receipt in steps.of("write_receipts")]
     assert len(receipted) == 2, "the member's topic is too long"
     assert max(map(len, [*written, *receipted])) < 1_000_000

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 
 from bridge.contract import GROUP_ROSTER_TOPIC
 from bridge.contract.commands import CommandPosition
@@ -14,6 +15,7 @@ from bridge.errors import FencedError, TransientError
 from bridge.pulsar.client import OK, MessageId, PulsarClient, message_id
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import OWNER, Progress, Roster
+from bridge.push.metrics import GroupMetrics
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 
@@ -48,7 +50,8 @@ class RosterTopic:
 
 
 def group_log(topic: RosterTopic, over: Callable[[], bool] = lambda: False, token: str = "us") -> GroupLog:
-    log = GroupLog(cast(PulsarClient, topic), PulsarSettings(), token, over)
+    metrics = GroupMetrics(CollectorRegistry())
+    log = GroupLog(cast(PulsarClient, topic), PulsarSettings(), token, over, metrics)
     log.own()
     return log
 

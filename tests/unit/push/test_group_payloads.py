@@ -1,10 +1,10 @@
-"""The cache of group payloads, and the pushes that wait for one."""
+"""The cache of group payloads, and its reader."""
 
 from __future__ import annotations
 
 import queue
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import cast
 
 import pytest
@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from bridge.contract.commands import Command, CommandPosition, GroupRef
+from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
-from bridge.push.actions import Push
-from bridge.push.groups.indexed import Indexed, Lost
 from bridge.push.groups.payloads import PayloadCache, Payloads
 from bridge.push.metrics import GroupMetrics
 from bridge.push.position_reader import PositionReader
@@ -72,65 +70,6 @@ def test_what_was_used_longest_ago_goes_first() -> None:
         cache.ask(place(number), lambda _position, _payload: None)
     assert read == [place(n) for n in (1, 2, 3, 2)], "2 made room for 3"
     assert cache.size == 2
-
-
-PUSHES = st.lists(st.tuples(st.integers(0, 2), st.one_of(st.none(), st.integers(0, 3))), max_size=30)
-
-
-@given(PUSHES, st.data())
-def test_whatever_waits_for_its_payload_a_devices_order_is_kept(
-    wanted: list[tuple[int, int | None]], data: st.DataObject
-) -> None:
-    asked: list[CommandPosition] = []
-    there: dict[CommandPosition, bytes] = {}
-
-    def ask(position: CommandPosition) -> bytes | None:
-        if position in there:
-            return there[position]
-        asked.append(position)
-        return None
-
-    indexed = Indexed(ask)
-    out: dict[str, list[int]] = defaultdict(list)
-    put: dict[str, list[int]] = defaultdict(list)
-
-    def take(found: Push | Lost) -> None:
-        if isinstance(found, Push):
-            out[found.command.device].append(found.number)
-            assert found.command.payload
-        else:
-            device = next(device for device, numbers in put.items() if found.number in numbers)
-            out[device].append(found.number)
-
-    def answer() -> None:
-        position = asked[data.draw(st.integers(0, len(asked) - 1))]
-        asked[:] = [one for one in asked if one != position]
-        payload = None if position.entry == 2 else b"shared"
-        if payload is not None:
-            there[position] = payload
-        for found in indexed.came(position, payload):
-            take(found)
-
-    for number, (device, ref) in enumerate(wanted):
-        name = f"d{device}"
-        put[name].append(number)
-        stands = None if ref is None else GroupRef("g", f"c{ref}", place(ref), 6)
-        command = Command(f"c-{number}", name, "t", b"" if ref is not None else b"own", ref=stands)
-        for one in indexed.add(Push(number, place(100 + number), command, False)):
-            take(one)
-        if asked and data.draw(st.booleans()):
-            answer()
-    while asked:
-        answer()
-    assert out == put
-
-
-def test_what_waited_for_a_lost_connection_is_not_pushed() -> None:
-    indexed = Indexed(lambda _position: None)
-    command = Command("c", "d", "t", b"", ref=GroupRef("g", "c", place(1), 6))
-    assert not list(indexed.add(Push(1, place(9), command, False)))
-    indexed.forget()
-    assert not list(indexed.came(place(1), b"late"))
 
 
 class ReaderOfPulsar:

@@ -8,8 +8,8 @@ from bridge.contract import PRESENCE_TOPIC
 from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import PulsarClient
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.groups.membership import Membership
-from bridge.push.groups.table import KnownDevices
+from bridge.push.groups.owner import KnownDevices
+from bridge.push.groups.roster import Membership
 from bridge.push.segments import segment_key
 from bridge.settings import PulsarSettings
 from bridge.settings.push import GroupRule

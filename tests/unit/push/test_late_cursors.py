@@ -9,15 +9,12 @@ import pytest
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
-from bridge.pulsar.client import EARLIEST
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_key, read_term, term_record
-from bridge.push.cursor_log import CursorLog, Cursors
-from bridge.push.cursor_records import CursorRecords
-from bridge.push.cursor_rewriter import CursorRewriter, CursorsAged, CursorsForgotten
-from bridge.push.limits import Limits
+from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked, ParkedId, segment_key
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
@@ -61,23 +58,15 @@ def compacted(log: Sequence[Record], count: int) -> list[Record]:
     return [*(log[number] for number in sorted(last.values())), *log[count:]]
 
 
-def read(log: Sequence[Record]) -> Cursors:
+def read(log: Sequence[Record]) -> CursorRecords:
     found = CursorRecords(8)
     for record in log:
         assert found.take(*record)
-    cursors = found.whole()
-    clean = found.owner is not None and found.owner.clean
-    return Cursors(
-        cursors,
-        found.parked,
-        found.stale,
-        found.uncertain,
-        found.orphans,
-        clean,
-        EARLIEST,
-        found.secret or SECRET,
-        NOW - SECOND,
-    )
+    found.whole()
+    found.clean = found.owner is not None and found.owner.clean
+    found.secret = found.secret or SECRET
+    found.left_us = NOW - SECOND
+    return found
 
 
 class Log:
@@ -103,7 +92,7 @@ def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[
     CursorRewriter(cast(CursorLog, partition_log)).taken_over(found, position(last))
     core = Partition(
         0,
-        Limits(),
+        Limits().nested(),
         found.by_device,
         None if found.clean else position(last),
         found.parked,
@@ -132,7 +121,7 @@ def sent(core: Partition, until: int) -> dict[int, bool]:
         for stored in of(StoreCursor, actions):
             core.cursor_stored(stored.device)
         for receipt in of(StoreReceipt, actions):
-            core.receipt_stored(receipt.position)
+            core.settlement.receipt_stored(receipt.position)
     return found
 
 
@@ -190,7 +179,7 @@ def test_h23_parked_commands_of_a_device_whose_cursor_is_late_are_marked() -> No
             marks[push.position.entry] = push.repeat
             core.confirmed(push.number, 0, NOW + later * SECOND)
         for receipt in of(StoreReceipt, actions):
-            core.receipt_stored(receipt.position)
+            core.settlement.receipt_stored(receipt.position)
         for stored in of(StoreCursor, actions):
             core.cursor_stored(stored.device)
     assert marks == {2: True, 3: True}
@@ -254,7 +243,7 @@ def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
 def test_the_term_is_rewritten_after_all_old_records_and_before_lost_ones() -> None:
     """Behind it another one's record is late: it may not be put behind such a one before our own word is."""
     cursors = {f"d{number}": cursor_at(1) for number in range(50)}
-    core, log = Partition(0, Limits(), cursors, None), Log("us")
+    core, log = Partition(0, Limits().nested(), cursors, None), Log("us")
     rewriting = CursorRewriter(cast(CursorLog, log))
     rewriting.begin(CursorsAged(), core)
     for turn in range(100):
@@ -273,5 +262,5 @@ def test_ids_that_a_crash_left_without_their_cursor_are_removed_after_the_takeov
     found, log = read([(key, payload, "former")]), Log("next")
     rewriting = CursorRewriter(cast(CursorLog, log))
     rewriting.taken_over(found, position(1))
-    rewriting.turn(Partition(0, Limits(), found.by_device, position(1)), 1.0)
+    rewriting.turn(Partition(0, Limits().nested(), found.by_device, position(1)), 1.0)
     assert [record for record in log.records if record[0] != TERM_KEY] == [(ids_key("d"), b"", "next")]

@@ -12,8 +12,8 @@ from bridge.errors import TransientError
 from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.pulsar.topic_end import Ledgers
 from bridge.push.groups.log import Stopped
-from bridge.push.groups.membership import Membership
-from bridge.push.groups.table import MemberTable
+from bridge.push.groups.owner import MemberTable
+from bridge.push.groups.roster import Membership
 from bridge.settings import PulsarSettings
 
 

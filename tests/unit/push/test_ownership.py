@@ -2,44 +2,85 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.ownership import OwnRecord
+from bridge.push.connection import Ownership, Proof
 
 
 def record(entry: int) -> MessageId:
     return message_id(0, 1, entry, -1)
 
 
+class World:
+    """The cursors partition, the link and its keep-alive, as the ownership sees them."""
+
+    last_stored: MessageId | None = None
+    answered = 0  # pings on this connection
+    pings = 0
+
+    def __init__(self) -> None:
+        self.ownership = Ownership(cast(Any, self))
+        self.written: list[Proof] = []
+
+    def write_record(self, _key: str, _payload: bytes, proof: Proof) -> None:
+        self.written.append(proof)
+
+    @property
+    def keepalive(self) -> World:
+        return self
+
+    def ping(self) -> int:
+        self.pings += 1
+        return self.pings
+
+    def turn(self, now: float, *, stored: MessageId | None = None, answered: int = 0) -> int:
+        """A turn of the connection. Returns how many pings were sent in it."""
+        self.last_stored, self.answered = stored or self.last_stored, answered
+        before = self.pings
+        self.ownership.ping(cast(Any, self), now)
+        return self.pings - before
+
+
 def test_h23_a_record_is_surely_ours_once_the_broker_has_answered_what_it_was_asked_behind_it() -> None:
-    sure = OwnRecord()
+    world = World()
     first, stale = record(1), record(9)
-    assert sure.question(None, 0.0) is None
-    assert sure.question(first, 0.0) is first
-    sure.asked(3, first, 0.0)
-    sure.answered(2)  # what was asked before
-    assert sure.record is None
-    assert sure.question(stale, 60.0) is None  # one question at a time
-    sure.answered(3)
-    assert sure.record is first
+    assert world.turn(0.0) == 0
+    world.pings = 2  # of the keep-alive
+    assert world.turn(0.0, stored=first) == 1
+    assert world.turn(60.0, stored=stale, answered=2) == 0  # what was asked before; one question at a time
+    assert world.ownership.own is None
     # Both links are lost without a word, a successor comes and goes, Pulsar's link is back first, and the broker's looks
     # as it did: a write that waited is stored behind the successor's.
-    assert sure.question(stale, 60.0) is stale
-    sure.asked(4, stale, 60.0)
-    sure.answered(3)
-    sure.lost()
-    sure.answered(7)  # on the next connection
-    assert sure.record is first
+    assert world.turn(60.0, answered=3) == 1
+    assert world.ownership.own is first
+    world.turn(60.0, answered=3)
+    world.ownership.disconnected()
+    world.turn(61.0, answered=7)  # on the next connection
+    assert world.ownership.own is first
 
 
 def test_the_broker_is_asked_now_and_then_and_not_when_nothing_was_written() -> None:
-    sure = OwnRecord()
+    world = World()
     first, second = record(1), record(2)
-    sure.asked(1, first, 10.0)
-    sure.answered(1)
-    assert sure.question(first, 60.0) is None
-    assert sure.question(second, 12.0) is None
-    assert sure.question(second, 15.0) is second
-    sure.asked(2, second, 15.0)
-    sure.lost()
-    assert sure.question(second, 16.0) is None
-    assert sure.question(second, 20.0) is second  # on the next connection it is asked again
+    assert world.turn(10.0, stored=first) == 1
+    assert world.turn(12.0, stored=second, answered=1) == 0
+    assert world.turn(15.0, answered=1) == 1
+    world.ownership.disconnected()
+    assert world.turn(16.0) == 0
+    assert world.turn(20.0) == 1  # on the next connection it is asked again
+    assert world.turn(60.0, answered=3) == 0  # nothing was written since
+    assert world.ownership.own is second
+
+
+def test_an_owner_that_has_sent_nothing_leaves_a_record_that_shows_it() -> None:
+    world = World()
+    ownership = world.ownership
+    ownership.connected(1)
+    ownership.begin(1)
+    before, begun = world.written
+    assert [one.record.idle for one in world.written] == [True, False]
+    ownership.accept(before)
+    assert ownership.proven_epoch == 0, "nothing is sent before the second one is stored"
+    ownership.accept(begun)
+    assert ownership.proven_epoch == 1

@@ -14,12 +14,12 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.cursor import BEFORE_ALL
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
 from bridge.push.presence import Presence, PresenceRules, Sign
-from bridge.push.segments import Parked, ParkedId, decode_segment, segment_device
+from bridge.push.segments import Parked, ParkedId, read_segment, segment_device
 from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 LIMITS = Limits(
@@ -123,7 +123,7 @@ def position(number: int) -> CommandPosition:
 
 
 def a_core(limits: Limits = LIMITS) -> Partition:
-    core = Partition(3, limits, {}, None)
+    core = Partition(3, limits.nested(), {}, None)
     core.link_up(reports_absence=True)
     return core
 
@@ -143,7 +143,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     assert due <= NOW + 50_000
     core.tick(due)
     segments = of(StoreSegment, core.take(due))
-    assert [len(decode_segment(s.payload)) for s in segments] == [256, 256, 88]
+    assert [len(read_segment(s.payload).ids) for s in segments] == [256, 256, 88]
     assert len({s.key for s in segments}) == 3
     assert [len(s.parked) for s in segments] == [
         0,
@@ -159,7 +159,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     later = due + SECOND
     core.tick(later)
     (again,) = of(StoreSegment, core.take(later))  # only the last is written again
-    assert (again.key, len(decode_segment(again.payload))) == (segments[2].key, 89)
+    assert (again.key, len(read_segment(again.payload).ids)) == (segments[2].key, 89)
     core.segment_stored(again.parked)
     core.take(later)
     core.arrived(position(3), command(3), later)  # its acknowledgement was lost
@@ -256,7 +256,7 @@ def test_h31_a_probe_has_its_turn_though_others_are_back_with_ever_more() -> Non
             elif isinstance(action, StoreSegment):
                 core.segment_stored(action.parked)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
         if "silent" in pulled:
@@ -300,7 +300,7 @@ def test_h31_probes_of_many_take_an_eighth_of_the_shaped_rate_and_who_is_back_do
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
     assert 300 < len(probed) <= 402, "ten a second of forty seconds"
     assert sorted(got) == sorted(back)
     assert max(got.values()) <= 30, "within three seconds, though hundreds are still to be tried"
@@ -328,14 +328,14 @@ def test_h26_a_parked_device_is_probed_at_qos_1_and_gets_the_rest_as_it_was_mean
                 sent.append((action.command.command_id, action.command.qos))
                 core.confirmed(action.number, 0, now)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
     assert sent == [("d-1", 1), ("d-2", 2)]
 
 
 def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> None:
-    core = Partition(3, BROKER, {}, None)
+    core = Partition(3, BROKER.nested(), {}, None)
     core.link_up()
     core.arrived(position(1), command(1), NOW)
     (push,) = of(Push, core.take(NOW))
@@ -357,7 +357,7 @@ def test_h26_without_0x10_and_answers_nothing_is_tried_on_a_parked_device() -> N
 
 
 def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_often_their_time_comes() -> None:
-    core = Partition(3, BROKER, {}, None)
+    core = Partition(3, BROKER.nested(), {}, None)
     core.link_up()  # this broker does not report absence: no device is probed
     for number, name in enumerate(("a", "b")):
         core.gone(name, NOW, NOW)
@@ -491,7 +491,9 @@ def stored_as(core: Partition, actions: list[Action], cursors: dict[str, bytes],
 
 def successor(cursors: dict[str, bytes], limits: Limits, now: int) -> Partition:
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
-    core = Partition(3, limits, cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now)
+    core = Partition(
+        3, limits.nested(), cursors_of(cursors), None, {"d": segments} if segments else {}, owner="2", now_us=now
+    )
     core.link_up()
     return core
 
@@ -511,7 +513,7 @@ def served(core: Partition, cursors: dict[str, bytes], now: int) -> list[Push]:
                     pushed.append(action)
                     core.confirmed(action.number, 0, at)
                 elif isinstance(action, StoreReceipt):
-                    core.receipt_stored(action.position)
+                    core.settlement.receipt_stored(action.position)
                 else:
                     stored_as(core, [action], cursors, 1)
     return pushed
@@ -572,10 +574,10 @@ def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
     core.confirmed(push.number, 0, NOW)
     stored_as(core, core.take(NOW), {}, 1)
     core.take(NOW)
-    core.receipt_stored(position(0))
+    core.settlement.receipt_stored(position(0))
     core.arrived(position(1), command(0), NOW)  # again
     core.take(NOW)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     later = NOW + BROKER.unsure_us + SECOND
     assert core.retention.keeps_from(NOW) == position(0)
     assert core.retention.keeps_from(later) > position(0)  # type: ignore[operator]
@@ -588,11 +590,11 @@ def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_pu
     core.confirmed(push.number, 0, NOW)
     stored_as(core, core.take(NOW), {}, 1)
     core.take(NOW)
-    core.receipt_stored(position(0))
+    core.settlement.receipt_stored(position(0))
     core.alive("d", NOW + 1)  # which the cursor does not tell
     core.arrived(position(1), command(0), NOW)
     core.take(NOW)
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     core.take(NOW)
     assert core.retention.keeps_from(NOW + 1) == position(1)
     assert core.retention.trims_to(NOW + 1) is None
@@ -630,7 +632,7 @@ def test_a_late_answer_wakes_a_parked_device_and_settles_its_command() -> None:
     (row,) = of(StoreReceipt, actions)
     assert (row.receipt.command_id, row.receipt.state, row.receipt.answer) == ("d-0", "answered", b"done")
     assert row.receipt.attempts == 2
-    core.receipt_stored(position(0))
+    core.settlement.receipt_stored(position(0))
     core.take(now)
     core.cursor_stored("d")
     assert [push.position.entry for push in served(core, {}, now)][:1] == [1]
@@ -666,7 +668,7 @@ def test_h31_after_a_takeover_only_signs_that_the_former_owner_did_not_have_wake
     core.tick(now)
     segments = {s.key: s.payload for s in of(StoreSegment, core.take(now))}
     for seen, woken in ((now - 1, False), (now + 1, True)):
-        core = Partition(3, BROKER, {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
+        core = Partition(3, BROKER.nested(), {}, None, {"d": segments}, owner="2", now_us=now + 5, left_us=now)
         core.link_up()
         core.alive("d", seen)
         assert bool(of(Pull, core.take(now + SECOND))) == woken
@@ -701,7 +703,7 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
         core.tick(now)
     assert core.retention.keeps_from(now) == position(0)  # not stored yet
     writes += of(StoreSegment, actions)
-    assert [len(decode_segment(w.payload)) if w.payload else 0 for w in writes] == [256, 0]
+    assert [len(read_segment(w.payload).ids) if w.payload else 0 for w in writes] == [256, 0]
     for write in writes[:stored]:
         cursors[write.key] = write.payload
         core.segment_stored(write.parked)
@@ -723,7 +725,7 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
                 assert place is None or copies[place] == where.entry
                 asked.append(where.entry)
                 core.pulled("d", pull.epoch, where, None, now)
-                core.receipt_stored(where)
+                core.settlement.receipt_stored(where)
         for action in [*actions, *core.take(now + later * SECOND)]:
             stored_as(core, [action], cursors, 1)
     assert asked == list(range(300))
@@ -735,7 +737,7 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
     gone_again: bool,
 ) -> None:
     """With a broker that accepts commands without a subscriber there is no probe."""
-    core, cursors = Partition(3, BROKER, {}, None), dict[str, bytes]()
+    core, cursors = Partition(3, BROKER.nested(), {}, None), dict[str, bytes]()
     core.link_up()
     core.gone("d", NOW, NOW)
     for number in range(3):
@@ -753,7 +755,9 @@ def test_h27_what_an_owner_was_sending_goes_on_without_a_sign_of_life_unless_the
         stored_as(core, core.take(NOW + 2 * SECOND), cursors, 1)
     segments = {key: payload for key, payload in cursors.items() if segment_device(key)}
     now = NOW + 10 * SECOND
-    after = Partition(3, BROKER, cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now)
+    after = Partition(
+        3, BROKER.nested(), cursors_of(cursors), None, {"d": segments}, owner="2", now_us=now, left_us=now
+    )
     after.take(now)
     after.link_up()
     assert not of(Pull, after.take(now))
@@ -892,7 +896,7 @@ def test_what_expires_while_it_is_parked_has_its_receipt_without_a_push() -> Non
     core.pulled("d", pull.epoch, position(1), command(1, expires_at_ms=soon), due)
     (row,) = of(StoreReceipt, core.take(due))
     assert row.receipt.state == "expired"
-    core.receipt_stored(position(1))
+    core.settlement.receipt_stored(position(1))
     assert of(StoreCursor, core.take(due))
     core.cursor_stored("d")
     (pull,) = of(Pull, core.take(due + SECOND))
@@ -928,7 +932,7 @@ def test_h11_parked_commands_are_stored_again_when_the_cursors_topic_was_deleted
     later = now + SECOND
     core.tick(later)
     again = of(StoreSegment, core.take(later))
-    assert [one.position.entry for s in again for one in decode_segment(s.payload)] == list(range(300))
+    assert [one.position.entry for s in again for one in read_segment(s.payload).ids] == list(range(300))
     assert core.segments.parked == 300
 
 

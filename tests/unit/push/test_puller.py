@@ -73,7 +73,7 @@ def reads_from(topic: Topic, posted: queue.SimpleQueue[Any], *, max_bytes: int =
 
 def puller(posted: queue.SimpleQueue[Any]) -> Puller:
     made = reads_from(Topic(), posted)
-    made.pull(order("d", *range(8)))
+    made.begin(order("d", *range(8)))
     return made
 
 
@@ -91,7 +91,7 @@ def read_together(orders: list[Pull]) -> tuple[list[Pulled], Topic]:
     topic.lets.clear()
     one = reads_from(topic, posted, max_bytes=1000)
     for each in orders:
-        one.pull(each)
+        one.begin(each)
     topic.lets.set()
     found = [posted.get(timeout=patient(20)) for each in orders for _ in each.positions]
     one.close()
@@ -137,8 +137,8 @@ def test_who_is_only_tried_costs_those_that_are_back_no_new_reader(
     one = reads_from(topic, posted, max_bytes=1000)
     found = []
     for turn in range(5):
-        one.pull(order("back", 10 + turn))
-        one.pull(order(f"tried-{turn}", 50_000 + turn, probing=True))
+        one.begin(order("back", 10 + turn))
+        one.begin(order(f"tried-{turn}", 50_000 + turn, probing=True))
         found += [posted.get(timeout=patient(20)).position.entry for _ in range(2)]
     one.close()
     assert sorted(found) == [*range(10, 15), *range(50_000, 50_005)]

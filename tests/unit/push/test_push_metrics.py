@@ -8,10 +8,10 @@ from prometheus_client import CollectorRegistry
 
 from bridge.contract import PUSH_SUBSCRIPTION, Receipt
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.topics import backlogs
+from bridge.push.worker import backlogs
+from tests.support.push_limits import Limits
 
 TOPIC = "persistent://public/system/commands"
 
@@ -40,8 +40,8 @@ def test_a_partition_that_was_given_up_shows_nothing_of_it_any_more() -> None:
         return registry.get_sample_value(f"pulsebridge_push_{name}", {"partition": "3"})
 
     partition.owner(True)
-    partition.pending.set(5)
-    partition.oldest_pending.set(9.0)
+    partition.gauges["pending"].set(5)
+    partition.gauges["oldest_pending_seconds"].set(9.0)
     partition.lag(40)
     assert [shown(n) for n in ("owned", "pending", "oldest_pending_seconds", "lag_commands")] == [1, 5, 9, 40]
     partition.owner(False)
@@ -73,7 +73,7 @@ def test_times_are_taken_from_receipts_of_delivered_commands() -> None:
 
 
 def test_a_core_reports_its_devices_those_that_refuse_and_the_oldest_command() -> None:
-    core = Partition(0, Limits(), {}, None)
+    core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     assert (len(core.devices.awake), core.devices.retrying, core.commands.oldest_emitted_us) == (0, 0, 0)
     for number, device in enumerate(("a", "b")):

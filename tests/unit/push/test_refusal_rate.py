@@ -36,4 +36,4 @@ def test_h47_invented_names_use_memory_up_to_a_limit() -> None:
     rate = RefusalRate(1e9, 3600, max_bytes=10_000)
     for number in range(1000):
         assert rate.allows(f"{number}{'x' * 1000}", 10.0)
-        assert rate.size <= 10_000 + 5000
+        assert rate.last.bytes <= 10_000 + 5000

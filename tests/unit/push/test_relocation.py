@@ -12,14 +12,14 @@ from bridge.push.actions import (
     FindCommands,
     Pull,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
-from bridge.push.resume_requests import ResumeRequest
-from bridge.push.segments import Parked, ParkedId, decode_segment
+from bridge.push.segments import Parked, ParkedId, read_segment
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, cursors_of
 
 HOUR = 3600 * SECOND
@@ -56,7 +56,7 @@ class Stand:
         """Return the owner that takes over from what is stored."""
         horizon = position(self.written) if self.written else None
         parked = {"d": dict(self.segments)} if self.segments else {}
-        return Partition(0, LIMITS, cursors_of(self.cursors), horizon, parked, owner=name, now_us=self.now)
+        return Partition(0, LIMITS.nested(), cursors_of(self.cursors), horizon, parked, owner=name, now_us=self.now)
 
     def commands(self, count: int) -> None:
         for number in range(self.written, self.written + count):
@@ -95,7 +95,7 @@ class Stand:
             self.cursors |= dict(action.records)
             core.cursor_stored(action.device)
         elif isinstance(action, StoreReceipt):
-            core.receipt_stored(action.position)
+            core.settlement.receipt_stored(action.position)
         elif isinstance(action, Copy):
             places = [CommandPosition(9000, len(self.copies) + n, -1) for n in range(len(action.positions))]
             self.copies += action.positions
@@ -118,7 +118,7 @@ class Stand:
 
     def _store(self, action: StoreSegment) -> None:
         if action.payload:
-            assert len(decode_segment(action.payload)) <= 256
+            assert len(read_segment(action.payload).ids) <= 256
             self.segments[action.key] = action.payload
         else:
             self.segments.pop(action.key, None)
@@ -196,7 +196,7 @@ def test_h30_what_former_owners_stored_in_segments_that_overlap_stays_when_some_
     moved = parked.relocate(wanted, [position(1000 + n) for n in range(4, 8)], lambda: "new", 1)
     assert moved == (["new"], ["apart"])
     for key, payload in parked.stored():  # written again as it stands, after a day
-        segments[key] = decode_segment(payload)
+        segments[key] = read_segment(payload).ids
     del segments["apart"]
     assert list(Parked.loaded(segments, CommandPosition(0, 0, -1))) == [
         ParkedId(position(n), copy=position(1000 + n)) for n in range(10)
@@ -215,7 +215,7 @@ def test_h27_h30_no_segment_names_a_copy_of_a_settled_command_that_is_sent_again
     numbers = iter(range(9))
     made, replaced = parked.renew(lambda: f"renewed-{next(numbers)}")
     assert (made, replaced) == (["renewed-0"], ["old", "new"])
-    left = {key: decode_segment(payload) for key, payload in parked.stored()}
+    left = {key: read_segment(payload).ids for key, payload in parked.stored()}
     assert sorted(left) == ["later", "renewed-0"]
     assert [one.position.entry for one in left["renewed-0"]] == list(range(1, 256))
     assert parked.renew(lambda: f"renewed-{next(numbers)}") == ([], [])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bridge.push.limits import Limits
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld
 
 BROKER = Limits(

@@ -18,22 +18,22 @@ from bridge.push.actions import (
     AnswerRequest,
     DeadLetter,
     Push,
+    ResumeRequest,
     StoreCursor,
     StoreReceipt,
     StoreSegment,
 )
 from bridge.push.cursor import Cursor
 from bridge.push.effects import Effects
-from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked
-from bridge.push.resume_requests import ResumeRequest
 from bridge.push.states import Mode
 from bridge.push.threads import Budget
 from bridge.settings import Settings
+from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage
 
 SECOND = 1_000_000
@@ -58,13 +58,13 @@ def stored(core: Partition, now: int) -> list[Action]:
             elif isinstance(action, StoreSegment):
                 core.segment_stored(action.parked)
             elif isinstance(action, StoreReceipt):
-                core.receipt_stored(action.position)
+                core.settlement.receipt_stored(action.position)
     return found
 
 
 def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_since() -> None:
     limits = Limits(park_after=1, answers=True, answer_timeout_us=3 * SECOND)
-    former = Partition(0, limits, {}, None)
+    former = Partition(0, limits.nested(), {}, None)
     former.link_up()
     for number in (1, 2):
         former.arrived(place(number), Command(f"c-{number}", "d", "t", b"x"), NOW)
@@ -76,7 +76,7 @@ def test_h27_after_a_clean_takeover_a_device_may_name_what_it_had_and_is_parked_
     assert former.devices.mode_of("d") is Mode.PARKED
     segments = {one.key: one.payload for one in done if isinstance(one, StoreSegment)}
     now = NOW + 10 * SECOND
-    core = Partition(0, limits, {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)
+    core = Partition(0, limits.nested(), {}, None, {"d": {k: v for k, v in segments.items() if v}}, now_us=now)
     core.link_up()
     core.resume.asked(ResumeRequest("d", "text", place(1), now, 1), now)
     answers = [one for one in stored(core, now) if isinstance(one, AnswerRequest)]
@@ -137,7 +137,7 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
     """A partition that gets an unreadable request of each of ``devices``: each gets an error."""
     names = {*devices, *(f"b{number}" for number in range(9))}
     cursors = {name: Cursor(8, place(0)) for name in names}
-    core = Partition(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND), cursors, None)
+    core = Partition(0, Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND).nested(), cursors, None)
     effects = Effects(
         Settings(),
         core,
@@ -150,7 +150,7 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
         PositionTags(b"secret", 0),
     )
     core.link_up()
-    effects.resume.link_up()
+    effects.resume.answers.link_up()
     for device in devices:
         effects.resume.asked(Asked.of(cast(Message, StoredMessage(1, device, b"no position"))))
     return core, effects
@@ -164,7 +164,7 @@ def ended(core: Partition, effects: Effects, link: Connection, now_us: int, *, c
     link.epoch += 1
     core.flights.broker_answered()
     core.link_up()
-    effects.resume.link_up()
+    effects.resume.answers.link_up()
 
 
 def test_an_answer_at_which_the_broker_closes_is_given_up_and_no_command_is_blamed_for_it(

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
-from bridge.push.retention_mover import RetentionPosition
+from bridge.push.owner import RetentionPosition
 
 
 def position(number: int) -> CommandPosition:

@@ -14,13 +14,13 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.effects import Effects
-from bridge.push.limits import Limits
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import CommandSource, PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.threads import Budget
 from bridge.settings import Settings
+from tests.support.push_limits import Limits
 
 METRICS = PushMetrics(CollectorRegistry())
 GROUP = CommandPosition(3, 1, -1)
@@ -87,7 +87,7 @@ class GroupPartition:
     """A partition whose group payloads come when ``comes`` is called."""
 
     def __init__(self, limits: Limits) -> None:
-        self.core = Partition(0, limits, {}, None)
+        self.core = Partition(0, limits.nested(), {}, None)
         self.core.link_up()
         self.link, self.log = Connection(), Written()
         self.count = 0

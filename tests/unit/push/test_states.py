@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +18,25 @@ from bridge.push.states import (
     DeviceEvent,
     IllegalTransitionError,
     Mode,
-    draw_tables,
     next_mode,
     next_state,
 )
+
+
+def drawing(title: str, table: Mapping[Any, Mapping[Any, Any]], events: type[IntEnum]) -> str:
+    lines = [
+        f"| {title} | " + " | ".join(event.name for event in events) + " |",
+        "|---" * (len(events) + 1) + "|",
+    ]
+    for state, row in table.items():
+        cells = (row[event].name if event in row else "" for event in events)
+        lines.append(f"| **{state.name}** | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_tables() -> str:
+    """Return both tables as Markdown, as ARCHITECTURE.md has them."""
+    return "\n".join((drawing("device", DEVICE_TABLE, DeviceEvent), drawing("command", COMMAND_TABLE, CommandEvent)))
 
 
 def test_every_state_has_a_row_and_can_be_reached() -> None:

@@ -13,8 +13,8 @@ from bridge.mqtt.refusals import perhaps_for_a_packet
 from bridge.mqtt.types import Disconnected
 from bridge.push.actions import DeadLetter, Push, StoreReceipt
 from bridge.push.flights import SHORT_US
-from bridge.push.limits import Limits
 from bridge.push.partition import Partition
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld
 from tests.unit.push.test_core import EVENTS, play, steps
 
@@ -26,7 +26,7 @@ class Shell:
     """Sends what a core pushes, on a connection that is there or not."""
 
     def __init__(self, limits: Limits = LIMITS) -> None:
-        self.core = Partition(3, limits, {}, None)
+        self.core = Partition(3, limits.nested(), {}, None)
         self.now = NOW
         self.dead: list[DeadLetter] = []
         self.rejected: list[tuple[str, str]] = []
@@ -48,11 +48,11 @@ class Shell:
                     found.append(action)
                 elif isinstance(action, DeadLetter):
                     self.dead.append(action)
-                    self.core.dead_letter_stored(action.position)
+                    self.core.settlement.dead_letter_stored(action.position)
                 elif isinstance(action, StoreReceipt):
                     if action.receipt.state == "rejected":
                         self.rejected.append((action.receipt.command_id, action.receipt.reason))
-                    self.core.receipt_stored(action.position)
+                    self.core.settlement.receipt_stored(action.position)
                 elif hasattr(action, "device"):
                     self.core.cursor_stored(action.device)  # type: ignore[union-attr]
         return found

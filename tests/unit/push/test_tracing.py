@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any, cast
 
-from bridge.contract.commands import CommandPosition
-from bridge.push.tracing import Traces
+import pytest
+from structlog.testing import capture_logs
+
+from bridge.contract import C_ID
+from bridge.contract.commands import Command, CommandPosition
+from bridge.push.actions import Ack, Push, StoreCursor
+from bridge.push.cursor_log import Stored
+from bridge.push.device_protocol import DeviceAnswer
+from bridge.push.partition import Partition
+from bridge.push.partition_log import Arrived
+from bridge.push.position_reader import StoredMessage
+from bridge.push.tracing import Answered, Confirmed, Tracer
+from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
 
@@ -14,51 +25,82 @@ def at(number: int) -> CommandPosition:
     return CommandPosition(1, number, -1)
 
 
+class Traced:
+    """A tracer with a clock of its own, and the lines that it writes."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, wanted: str, confirm: str = "broker", most: int = 10_000
+    ) -> None:
+        self.now = 10 * SECOND
+        monkeypatch.setattr("bridge.push.tracing.time.time_ns", lambda: self.now * 1000)
+        self.tracer = Tracer(wanted, Partition(0, Limits().nested(), {}, None), 0, confirm, most)
+
+    def see(self, step: object) -> list[dict[str, Any]]:
+        with capture_logs() as lines:
+            self.tracer.see(step)
+        return cast(list[dict[str, Any]], lines)
+
+    def names(self, step: object) -> list[tuple[str, str]]:
+        return [(line["event"], line["command_id"]) for line in self.see(step)]
+
+    def arrives(self, number: int, published_ms: int = 10_000) -> list[dict[str, Any]]:
+        properties = {C_ID: f"c-{number}"}
+        return self.see(Arrived(StoredMessage(at(number), cast(Any, None), "d", b"x", properties, published_ms)))
+
+    def pushes(self, number: int) -> list[dict[str, Any]]:
+        return self.see(Push(number, at(number), Command(f"c-{number}", "d", "t", b"x"), False))
+
+    def answers(self, number: int) -> list[dict[str, Any]]:
+        return self.see(Answered(DeviceAnswer(at(number), "", b"", False), True))
+
+
 @pytest.mark.parametrize(("wanted", "traced"), [("all", True), ("c-1", True), ("d", True), ("c-2", False)])
-def test_a_command_is_traced_by_its_id_by_its_device_or_with_all(wanted: str, traced: bool) -> None:
-    traces = Traces(wanted)
-    traces.begin(at(1), "c-1", "d", 10 * SECOND)
-    assert (traces.step(at(1), 11 * SECOND) is not None) == traced
+def test_a_command_is_traced_by_its_id_by_its_device_or_with_all(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, traced: bool
+) -> None:
+    assert bool(Traced(monkeypatch, wanted).arrives(1)) == traced
 
 
-def test_each_step_shows_its_time_and_the_milliseconds_since_the_previous_one() -> None:
-    traces = Traces("all")
-    traces.begin(at(1), "c-1", "d", 10 * SECOND)
-    first = traces.step(at(1), 10 * SECOND + 1500)
-    second = traces.step(at(1), 10 * SECOND + 4000)
+def test_each_step_shows_its_time_and_the_milliseconds_since_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, "all")
+    traced.now += 1500
+    (first, *_) = traced.arrives(1)
+    traced.now += 2500
+    (second,) = traced.pushes(1)
     assert first == {
+        "event": "notified",
+        "log_level": "info",
         "command_id": "c-1",
         "device": "d",
         "at": "1970-01-01T00:00:10.001+00:00",
         "ms": 1.5,
+        "position": at(1).encode(0),
     }
-    assert second is not None
     assert second["ms"] == 2.5
-    traces.begin(at(2), "c-2", "d")
-    unknown = traces.step(at(2), 20 * SECOND)
-    assert unknown is not None
+    (unknown, *_) = traced.arrives(2, published_ms=0)
     assert unknown["ms"] is None
 
 
-def test_a_cursor_shows_each_command_that_it_covers_once() -> None:
-    traces = Traces("d")
+def test_a_cursor_shows_each_command_that_it_covers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, "d", "device")
     for number in (1, 2, 3):
-        traces.begin(at(number), f"c-{number}", "d")
-    traces.settled(at(1))
-    traces.cursor_written("d")
-    traces.settled(at(2))  # while that write is under way
-    assert traces.cursor_stored("d") == [at(1)]
-    assert traces.cursor_stored("d") == []
-    traces.cursor_written("d")
-    assert traces.cursor_stored("d") == [at(2)]
+        traced.arrives(number)
+    cursor = StoreCursor("d", ())
+    traced.answers(1)
+    traced.see(cursor)
+    traced.answers(2)  # while that write is under way
+    assert traced.names(Stored(cursor)) == [("cursor", "c-1")]
+    assert traced.names(Stored(cursor)) == []
+    traced.see(cursor)
+    assert traced.names(Stored(cursor)) == [("cursor", "c-2")]
 
 
-def test_no_more_is_remembered_than_its_bound() -> None:
-    traces = Traces("all", most=10)
+def test_no_more_is_remembered_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced(monkeypatch, "all", most=10)
     for number in range(100):
-        traces.begin(at(number), f"c-{number}", "d")
-        traces.pushed(number, at(number))
-    assert [n for n in range(100) if traces.step(at(n), SECOND)] == list(range(90, 100))
-    assert [n for n in range(100) if traces.position_of(n) is not None] == list(range(90, 100))
-    traces.end(at(99))
-    assert traces.step(at(99), SECOND) is None
+        traced.arrives(number)
+        traced.pushes(number)
+    assert [n for n in range(100) if traced.answers(n)] == list(range(90, 100))
+    assert [n for n in range(100) if traced.see(Confirmed(n, 0))] == list(range(90, 100))
+    assert traced.names(Ack(at(99))) == [("acked", "c-99")]
+    assert traced.answers(99) == []

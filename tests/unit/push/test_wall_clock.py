@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.wall_clock import WallClock
+from bridge.push.owner import WallClock
 
 
 @given(st.lists(st.floats(-7200, 7200).map(lambda s: round(s, 1)), max_size=8))

@@ -19,7 +19,8 @@ from bridge.dead_letters.letters import HEAD_BYTES, MAX_PROPERTIES_BYTES, dead_l
 from bridge.errors import ConfigError, ContractError
 from bridge.mqtt.envelope import Envelope, message_of, size_of
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.routing.mapper import LeftOut, Mapper, PerMessage, Route, mapping_problems, subscriptions
+from bridge.routing.mapper import LeftOut, Mapper, PerMessage, Route
+from bridge.routing.rules import mapping_problems, subscriptions
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule

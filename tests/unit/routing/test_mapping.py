@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.routing.mapper import LeftOut, Mapper, NoRoute, Route, mapping_problems, subscriptions
+from bridge.routing.mapper import LeftOut, Mapper, NoRoute, Route
+from bridge.routing.rules import mapping_problems, subscriptions
 from bridge.routing.templates import MAX_LOCAL_NAME, encode_local, encode_piece
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule

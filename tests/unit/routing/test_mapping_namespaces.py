@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bridge.routing.mapper import Mapper, NoRoute, Route, mapping_problems
+from bridge.routing.mapper import Mapper, NoRoute, Route
+from bridge.routing.rules import mapping_problems
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.routing.mapper import Mapper, NoRoute, PerMessage, Route, mapping_problems
+from bridge.routing.mapper import Mapper, NoRoute, PerMessage, Route
 from bridge.routing.message_fields import MessageField, MissingField, read_fields
+from bridge.routing.rules import mapping_problems
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule

@@ -7,8 +7,8 @@ import re
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.routing.mapper import subscriptions
 from bridge.routing.patterns import Pattern, Star, filter_pattern, matcher, meet, regex
+from bridge.routing.rules import subscriptions
 from bridge.routing.templates import Filter
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.rules import TopicRule

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.routing.mapper import LeftOut, Mapper, Route, mapping_problems, subscriptions
+from bridge.routing.mapper import LeftOut, Mapper, Route
 from bridge.routing.message_fields import MessageField, read_fields
 from bridge.routing.patterns import meet
+from bridge.routing.rules import mapping_problems, subscriptions
 from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
@@ -137,7 +138,7 @@ def test_every_preset_has_samples_and_recognises_them() -> None:
 
 
 def test_the_setting_names_every_preset() -> None:
-    described = IngestSettings.model_fields["presets"].description or ""
+    described = IngestSettings.description_of("presets")
     assert all(name in described for name in ALL)
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
 from bridge.routing.mapper import Mapper, Route
-from bridge.routing.shard import Shard
 from bridge.routing.sharding import (
     Move,
     Remembered,
+    Shard,
     intersection,
     own_sessions,
     plan_move,

@@ -15,8 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bridge.routing.shard import Shard
-from bridge.routing.sharding import own_sessions, sessions
+from bridge.routing.sharding import Shard, own_sessions, sessions
 from bridge.settings import Settings
 from bridge.settings.loading import load
 from bridge.stopping import CLOSE_S

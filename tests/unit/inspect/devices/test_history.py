@@ -93,7 +93,7 @@ def test_a_group_command_has_the_state_of_its_receipt_and_without_one_of_its_pos
     how: Literal["waiting", "begun", "done"], receipt: str, state: str, why: str
 ) -> None:
     found = Family("c")
-    found.take_in_group("c", InGroup("presses", 0, at(1), how))
+    found.copy("c").in_group.append(InGroup("presses", 0, at(1), how))
     if receipt:
         found.take_receipt(Receipt("c", "", "t", receipt, group="presses"))
     assert (found.group, found.newest.state) == ("presses", state)

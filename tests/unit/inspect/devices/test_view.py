@@ -11,8 +11,8 @@ from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.inspect.devices.view import PartitionView
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.limits import Limits
 from bridge.push.segments import Parked, ParkedId, segment_key
+from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld
 
 LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND, probe_min_us=2 * SECOND, probe_max_us=8 * SECOND)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.ingest.session import SessionFilters, wanted_subscriptions
+from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
 from bridge.mqtt.types import Subscription
 
 A, B = Subscription("a/#"), Subscription("b/#")

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bridge.settings import Settings
+from bridge.settings.base import Section
 from bridge.settings.fields import is_common, is_secret, model_within, parts_of, section_of, with_unit
 from bridge.settings.units import Duration, Size
 
@@ -37,21 +38,22 @@ def default_yaml(*, common: bool = False) -> str:
     return head + "".join(f"\n{line}" if not line.startswith((" ", "-")) else line for line in lines)
 
 
-def _section(model: type[BaseModel], indent: str, common: bool) -> Iterator[str]:
+def _section(model: type[Section], indent: str, common: bool) -> Iterator[str]:
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is None:
             if is_common(field) or not common:
-                yield from _setting(name, field, indent)
+                yield from _setting(model, name, indent)
             continue
         lines = list(_section(section, indent + "  ", common))
         if lines:
-            yield f"{indent}# {field.description}\n{indent}{name}:\n"
+            yield f"{indent}# {model.description_of(name)}\n{indent}{name}:\n"
             yield from lines
 
 
-def _setting(name: str, field: FieldInfo, indent: str) -> Iterator[str]:
-    yield f"{indent}# {field.description}{_bounds(field)}\n"
+def _setting(model: type[Section], name: str, indent: str) -> Iterator[str]:
+    field = model.model_fields[name]
+    yield f"{indent}# {model.description_of(name)}{_bounds(field)}\n"
     yield f"{indent}{name}: {yaml_value(field.get_default(call_default_factory=True))}\n"
     member = model_within(field.annotation)
     if member is None:
@@ -59,7 +61,7 @@ def _setting(name: str, field: FieldInfo, indent: str) -> Iterator[str]:
     mark = "- "
     for inner, known in member.model_fields.items():
         default = "…" if known.is_required() else yaml_value(known.get_default(call_default_factory=True))
-        yield f"{indent}#  {mark}{inner}: {default}  # {known.description}\n"
+        yield f"{indent}#  {mark}{inner}: {default}  # {member.description_of(inner)}\n"
         mark = "  "
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from bridge.settings import Settings
-from bridge.settings.default_file import default_yaml
-from bridge.settings.fields import is_common, leaves
+from bridge.settings.base import Section
+from bridge.settings.fields import is_common, leaves, model_within
 from bridge.settings.loading import conf_path, load_with_origins
+from pulsebridge.cli.default_file import default_yaml
 
 
 def test_the_default_file_has_not_drifted() -> None:
@@ -27,9 +29,17 @@ def test_the_default_file_lists_every_setting_with_its_default(tmp_path: Path) -
 
 
 def test_every_setting_has_a_description_and_secrets_have_no_default() -> None:
-    for path, field in leaves(Settings):
-        assert field.description, f"{'.'.join(path)} has no description"
-        assert field.description.rstrip().endswith((".", ")")), f"{'.'.join(path)}: the description is no sentence"
+    for path, text in described(Settings):
+        assert text not in ("", "None"), f"{path} has no description"
+        assert text.endswith((".", ")")), f"{path}: the description is no sentence"
+
+
+def described(section: type[Section], above: str = "") -> Iterator[tuple[str, str]]:
+    for name, field in section.model_fields.items():
+        yield f"{above}{name}", section.description_of(name)
+        below = model_within(field.annotation)
+        if below is not None:
+            yield from described(below, f"{above}{name}.")
 
 
 def test_the_short_list_has_the_common_settings_only(tmp_path: Path) -> None:
