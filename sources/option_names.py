@@ -32,7 +32,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "subscriptionPrefix": "The same, if predefinedSubscription is not given: the name is the prefix itself, so that a restart finds it.",
     "reuseSubscription": "How a new checkpoint uses a subscription in use before: position or resolve; default: fail.",
     "subscriptionWaitMs": "How long to wait for a subscription that another consumer uses, in ms (default 15000).",
-    "minPartitions": "Least number of tasks; entry ranges are split to reach it.",
+    "minPartitions": "Least number of tasks; entry ranges are split to reach it. If several readers of a bookie are slower than one, limit what it reads ahead: dbStorage_readAheadCacheBatchBytesSize (4 MiB suffice).",
     "maxBytesPerPartition": "Most bytes of one task; a longer range is split by entries.",
     "hotTailBytes": "Streaming: most bytes of the newest messages in the driver's memory; a batch within them starts no Python worker (default 16777216; 0: none). Not used with minPartitions.",
     "readIdleTimeout": "How long a task waits for the next entry before it asks Pulsar about it, in ms (default 60000).",
