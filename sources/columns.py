@@ -20,6 +20,7 @@ from bridge import contract
 from bridge.contract import SOURCE_COLUMNS, partition_number
 from bridge.errors import ContractError, TerminalError
 from bridge.pulsar.wire.protobuf import varint
+from sources.arrays import array, fixed_width, joined, texts, variable_width
 from sources.entries import Entry, Kind, Rows, message_id
 
 __all__ = ["ARROW_TYPES", "arrow_schema", "record_batch"]
@@ -83,12 +84,17 @@ class _Batch:
 
     @cached_property
     def payloads(self) -> Any:
-        return pa.array(self.rows.payloads, pa.binary())
+        return variable_width(self.rows.payloads, pa.binary())
+
+    @cached_property
+    def kind_numbers(self) -> Any:
+        """Index of the kind of each row."""
+        return np.array(self.rows.kind_of, np.int32)
 
     @cached_property
     def kind_of(self) -> Any:
-        """Index of the kind of each row."""
-        return np.array(self.rows.kind_of, np.int32)
+        """The same, for Arrow."""
+        return fixed_width(self.kind_numbers, pa.int32())
 
     @cached_property
     def event_ms(self) -> Any:
@@ -114,16 +120,14 @@ def _array(batch: _Batch, field: Any) -> Any:
     name, kinds = field.name, batch.rows.kinds
     if name in _OF_ROW:
         found = _OF_ROW[name](batch)
-        if isinstance(found, np.ndarray):
-            return pa.array(found).view(field.type)
-        return found if isinstance(found, pa.Array) else pa.array(found, type=field.type)
+        return fixed_width(found, field.type) if isinstance(found, np.ndarray) else found
     if name == "__messageProperties":
         found = _properties(kinds)
     elif name == "__key":
-        found = pa.array([_key(kind, batch) for kind in kinds], type=field.type)
+        found = array([_key(kind, batch) for kind in kinds], field.type)
     else:
-        found = pa.array([_OF_KIND[name](kind) for kind in kinds], type=field.type)
-    return found.take(pa.array(batch.kind_of))
+        found = array([_OF_KIND[name](kind) for kind in kinds], field.type)
+    return found.take(batch.kind_of)
 
 
 def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
@@ -143,28 +147,37 @@ def _key(kind: Kind, batch: _Batch) -> str | bytes | None:
 _KEPT_SIZE: Final = 4096
 
 
-def _endings(size: int) -> list[bytes]:
-    """Return the message id suffixes of a batch: field 4 (index), then field 6 (size)."""
+def _endings(size: int) -> tuple[list[bytes], Any]:
+    """Return the message id suffixes of a batch, field 4 (index), then field 6 (size), and their lengths."""
     tail = b"\x30" + varint(size)
-    return [b"\x20" + varint(index) + tail for index in range(size)]
+    endings = [b"\x20" + varint(index) + tail for index in range(size)]
+    return endings, np.fromiter(map(len, endings), np.int32, size)
 
 
 _kept_endings: Final = lru_cache(maxsize=64)(_endings)
 
 
-def _message_ids(batch: _Batch) -> list[bytes]:
+def _message_ids(batch: _Batch) -> Any:
     number = partition_number(batch.partition)
-    found: list[bytes] = []
+    parts: list[bytes] = []
+    lengths: list[Any] = []
     indexes = None if batch.rows.indexes is None else iter(batch.rows.indexes)
     for entry, count in zip(batch.rows.entries, batch.rows.counts, strict=True):
+        if not count:
+            continue
         head = message_id(entry, number)
-        mine = range(count) if indexes is None else list(islice(indexes, count))
+        mine = None if indexes is None else list(islice(indexes, count))
+        endings, sizes = [b""], np.zeros(1, np.int32)
         if entry.batched:
-            endings = (_kept_endings if entry.size <= _KEPT_SIZE else _endings)(entry.size)
-            found += [head + endings[index] for index in mine]
-        else:
-            found += [head] * count
-    return found
+            endings, sizes = (_kept_endings if entry.size <= _KEPT_SIZE else _endings)(entry.size)
+            if mine is not None:
+                endings, sizes = [endings[index] for index in mine], sizes[mine]
+        parts += [head, head.join(endings)]  # the head before each ending
+        lengths.append(sizes + np.int32(len(head)))
+    return joined(b"".join(parts), np.concatenate([_NONE, *lengths]), pa.binary())
+
+
+_NONE: Final = np.zeros(0, np.int32)
 
 
 def _properties(kinds: Sequence[Kind]) -> Any:
@@ -175,22 +188,20 @@ def _properties(kinds: Sequence[Kind]) -> Any:
         keys.extend(kind.properties.keys())
         items.extend(kind.properties.values())
         offsets.append(len(keys))
-    return pa.MapArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.array(keys, pa.string()), pa.array(items, pa.string())
-    )
+    return pa.MapArray.from_arrays(fixed_width(np.array(offsets, np.int32), pa.int32()), texts(keys), texts(items))
 
 
-def _times(event_ms: Any, none: Any) -> Any:
-    return pa.array(event_ms * 1000, mask=none).view(_TIME)
+def _times(event_ms: Any, valid: Any) -> Any:
+    return fixed_width(event_ms * 1000, _TIME, valid)
 
 
 def _arrivals(batch: _Batch) -> Any:
     ours = np.array([contract.P_INGEST in kind.properties for kind in batch.rows.kinds], bool)
-    return _times(batch.event_ms, (batch.event_ms == 0) | ~ours[batch.kind_of])
+    return _times(batch.event_ms, (batch.event_ms != 0) & ours[batch.kind_numbers])
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+def _quality(text: str | None) -> int | None:
+    return {"0": 0, "1": 1, "2": 2}.get(text or "")
 
 
 def _truth(text: str | None) -> bool | None:
@@ -223,13 +234,9 @@ def _correlation(text: str | None) -> bytes | None:
         return None
 
 
-def _user_properties(text: str | None) -> list[dict[str, str]] | None:
+def _user_properties(text: str | None) -> list[tuple[str, str]] | None:
     try:
-        return (
-            None
-            if text is None
-            else [{"name": name, "value": value} for name, value in contract.decode_user_properties(text)]
-        )
+        return None if text is None else contract.decode_user_properties(text)
     except ContractError:  # likewise
         return None
 
@@ -237,11 +244,11 @@ def _user_properties(text: str | None) -> list[dict[str, str]] | None:
 _OF_ROW: Final[Mapping[str, Callable[[_Batch], Any]]] = {
     "value": lambda b: b.payloads,
     "payload": lambda b: b.payloads,
-    "__topic": lambda b: pa.repeat(b.topic, len(b.rows)),
+    "__topic": lambda b: variable_width([b.topic.encode()] * len(b.rows), pa.string()),
     "__messageId": _message_ids,
     "__publishTime": lambda b: b.per_entry(lambda e: e.publish_ms * 1000),
-    "__eventTime": lambda b: _times(b.event_ms, b.event_ms == 0),
-    "partition": lambda b: pa.repeat(pa.scalar(partition_number(b.partition), pa.int32()), len(b.rows)),
+    "__eventTime": lambda b: _times(b.event_ms, b.event_ms != 0),
+    "partition": lambda b: np.full(len(b.rows), partition_number(b.partition), np.int32),
     "ledger_id": lambda b: b.per_entry(lambda e: e.ledger),
     "entry_id": lambda b: b.per_entry(lambda e: e.entry),
     "batch_index": lambda b: b.indexes,
@@ -250,7 +257,7 @@ _OF_ROW: Final[Mapping[str, Callable[[_Batch], Any]]] = {
 _OF_KIND: Final[Mapping[str, Callable[[Kind], Any]]] = {
     "mqtt_topic": lambda k: k.properties.get(contract.P_TOPIC),
     "device": lambda k: _of_topic(k, contract.P_DEVICE),
-    "qos": lambda k: _number(_of_reading(k, contract.P_QOS, "1")),
+    "qos": lambda k: _quality(_of_reading(k, contract.P_QOS, "1")),
     "retain": lambda k: _truth(_of_reading(k, contract.P_RETAIN, "0")),
     "retained": lambda k: _truth(_of_reading(k, contract.P_RETAINED, "0")),
     "command_topic": lambda k: _of_topic(k, contract.P_COMMAND_TOPIC),
