@@ -198,7 +198,7 @@ class Rows:
     indexes: list[int] | None = None
     """Batch index of each row if a batch has gaps, None for complete batches."""
     size: int = 0
-    """Bytes of the payloads."""
+    """Bytes of the messages, with their properties."""
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -246,6 +246,7 @@ class Opener:
                         del column[before:]
                 raise ContractError(f"its batch of {opened.size} cannot be read: {e}") from e
         else:
+            rows.size += len(opened.prefix)  # that of a message in a batch is part of the body
             rows.payloads.append(None if opened.null and not body else body)
             rows.kind_of.append(self._kind_index(opened.prefix, opened.key_base64))
             rows.events.append(opened.event_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,9 +97,16 @@ def test_the_mqtt_view_reads_the_envelope() -> None:
     assert (row["__key"], row["__topic"], row["partition"]) == ("d", TOPIC, 3)
 
 
-def test_a_strangers_property_of_our_name_harms_no_row() -> None:
-    row = rows([Stored(props={contract.P_CORRELATION: "%", contract.P_USER: "{", contract.P_QOS: "x"})])[0]
+@pytest.mark.parametrize("qos", ["x", "\N{SUPERSCRIPT TWO}", "3", "99999999999"])
+def test_a_strangers_property_of_our_name_harms_no_row(qos: str) -> None:
+    row = rows([Stored(props={contract.P_CORRELATION: "%", contract.P_USER: "{", contract.P_QOS: qos})])[0]
     assert (row["correlation_data"], row["user_properties"], row["qos"]) == (None, None, None)
+
+
+def test_properties_of_a_message_without_a_batch_count_towards_the_size_of_the_rows() -> None:
+    opener = Opener()
+    opener.add(Stored(b"x", props={"a": "b" * 1000}).opened(0))
+    assert 1000 < opener.rows.size < 1100
 
 
 def _varint(value: int) -> bytes:
