@@ -17,6 +17,7 @@ from tests.support.waiting import poll_for
 pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
+@pytest.mark.thorough
 def test_hostile_devices_interrupt_nothing_and_honest_ones_lose_nothing(broker: LocalStack, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

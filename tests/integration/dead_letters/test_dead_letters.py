@@ -214,6 +214,7 @@ def test_what_cannot_be_replayed_is_refused_by_name_and_remap_uses_the_present_r
     assert message.properties[contract.P_RULE] == "default"
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 @pytest.mark.parametrize("point", REPLAY_KILL_POINTS)
 def test_a_replay_killed_at_each_step_loses_nothing_and_repeats_are_marked(

@@ -193,6 +193,7 @@ def test_h11_a_topic_deleted_under_load_is_re_created_and_keeps_all_messages_ack
         assert kept == late[number::8]
 
 
+@pytest.mark.thorough
 def test_h11_a_deleted_dead_letter_topic_is_re_created_before_any_message_is_acknowledged(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:

@@ -259,6 +259,7 @@ def test_h32_a_disk_above_the_limit_is_refused_before_the_start(tmp_path: Path) 
     assert full.pids == {}
 
 
+@pytest.mark.thorough
 def test_h32_artemis_above_its_limit_takes_connect_and_drops_publish(stack: LocalStack, tmp_path: Path) -> None:
     # The hazard itself, which the check before the start keeps away: the same broker with its limit at 1 %.
     java, _ = find_java()
@@ -305,6 +306,7 @@ def _pulsebridge(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 def test_up_leaves_servers_running_and_down_ends_them(stack: LocalStack, tmp_path: Path) -> None:
     cache = new_stack().settings.cache_dir
     common = ["--data-dir", str(tmp_path / "data"), *(["--set", f"local.cache_dir={cache}"] if cache else [])]
@@ -330,6 +332,7 @@ def test_up_leaves_servers_running_and_down_ends_them(stack: LocalStack, tmp_pat
     assert "Nothing is running" in _pulsebridge("down", *common).stdout
 
 
+@pytest.mark.thorough
 def test_up_for_a_time_ends_by_itself(stack: LocalStack, tmp_path: Path) -> None:
     cache = new_stack().settings.cache_dir
     common = ["--data-dir", str(tmp_path / "data"), *(["--set", f"local.cache_dir={cache}"] if cache else [])]
@@ -358,6 +361,7 @@ def test_a_killed_supervisor_leaves_no_server_behind(stack: LocalStack, tmp_path
     assert _pulsebridge("status", *common).returncode == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", ["mqtt", pytest.param("pulsar", marks=pytest.mark.long)])
 def test_up_names_a_server_that_died_and_ends_the_other(stack: LocalStack, tmp_path: Path, name: str) -> None:
@@ -409,6 +413,7 @@ def test_a_supervisor_that_lost_a_server_exits_with_1(stack: LocalStack, tmp_pat
     assert (ended.phase, ended.servers["mqtt"].process()) == ("failed", None)
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 def test_the_owner_of_a_stack_learns_which_server_died(stack: LocalStack) -> None:
     with new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url) as own:

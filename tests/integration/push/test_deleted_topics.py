@@ -34,6 +34,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
+@pytest.mark.thorough
 def test_h11_topics_deleted_under_push_are_re_created_and_no_command_comes_twice(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:
@@ -76,6 +77,7 @@ def test_h11_topics_deleted_under_push_are_re_created_and_no_command_comes_twice
     assert all(states[one.command_id] == ["delivered"] for one in (*later, last))
 
 
+@pytest.mark.thorough
 def test_h11_a_topic_deleted_before_it_was_written_to_does_not_end_push(
     stack: LocalStack, namespaces: PulsarSettings
 ) -> None:

@@ -29,6 +29,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("proves", [False, True], ids=["a cursor alone", "and an owner record"])
 def test_h23_a_late_cursor_that_compaction_made_the_last_one_repeats_nothing_unmarked(
     stack: LocalStack, namespaces: PulsarSettings, proves: bool

@@ -165,6 +165,7 @@ def test_h31_a_device_without_presence_messages_is_parked_and_found_by_a_probe(
     assert set(receipts(settings)) == {one.command_id for one in commands}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("point", ["after_segment", "after_ack", ""])
 def test_h25_killed_while_parking_the_next_owner_knows_what_is_parked_without_the_backlog(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, point: str

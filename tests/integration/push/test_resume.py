@@ -101,6 +101,7 @@ def test_h27_live_commands_never_overtake_what_is_sent_again(broker: LocalStack,
         device.goes_on_with(commands[50:])
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 @pytest.mark.parametrize("point", [*RESUME_KILL_POINTS, "after_puback:7", "after_segment"])
 def test_h27_killed_while_a_device_resumes_the_next_owner_sends_the_same(

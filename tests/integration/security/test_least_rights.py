@@ -66,6 +66,7 @@ def states(admin: PulsarSettings) -> dict[str, str]:
 # --- ingest -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @Modes
 def test_ingest_runs_with_the_right_to_produce_and_a_token_that_rotates(
     mode: str, pulsar: SecuredPulsar, artemis: SecuredArtemis, tmp_path: Path
@@ -317,6 +318,7 @@ def test_a_task_whose_right_was_taken_away_says_who_lacks_which_grant(pulsar: Se
 # --- check ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, artemis: SecuredArtemis) -> None:
     admin = provisioned_for(pulsar, {"ingest": "bridge", "push": "bridge"})
     ingest = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "verify")

@@ -124,6 +124,7 @@ def test_h7_a_marker_that_is_withheld_silently_is_reported(
     assert "allow mqtt.username 'reader' to publish and to subscribe to pulsebridge/moves/#" in output
 
 
+@pytest.mark.thorough
 def test_push_that_mosquitto_does_not_let_publish_warns_and_retries(
     port: int, stack: LocalStack, capsys: pytest.CaptureFixture[str]
 ) -> None:

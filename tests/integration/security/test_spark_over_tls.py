@@ -25,6 +25,7 @@ COMMAND = """
 """
 
 
+@pytest.mark.thorough
 def test_spark_reads_a_stream_and_writes_commands_with_the_least_rights(
     spark: SparkSession, pulsar: SecuredPulsar, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def options(name: str, form: str, topic: TestTopic, stack: LocalStack) -> dict[s
     return {option: value for option, value in given.items() if value}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "form"), FORMS)
 def test_no_secret_of_a_write_shows_in_plans_progress_or_event_log(
     spark: SparkSession, stack: LocalStack, topic: TestTopic, tmp_path: Path, name: str, form: str

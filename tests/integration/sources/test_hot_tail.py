@@ -219,6 +219,7 @@ def withhold(query: StreamPlanner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "_take_in", take)
 
 
+@pytest.mark.thorough
 @pytest.mark.spark
 def test_spark_takes_rows_from_the_planner_and_no_task_reads(
     spark: SparkSession, topic: TestTopic, tmp_path: Path

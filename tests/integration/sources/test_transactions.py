@@ -43,6 +43,7 @@ def values(tasks: list[ReadTask]) -> list[bytes]:
     return [v for task in tasks for batch in read_range(task) for v in batch.column("value").to_pylist()]
 
 
+@pytest.mark.thorough
 def test_h15_committed_messages_come_once_aborted_never_and_open_ones_end_the_range(
     java: tuple[TestTopic, JavaClient],
 ) -> None:

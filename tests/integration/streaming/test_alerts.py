@@ -61,6 +61,7 @@ def world(
         yield AlertsWorld(spark, settings, topic)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world", [THRESHOLD], indirect=True)
 def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: AlertsWorld) -> None:
     world.arrive("b", "b-1", 1, metric="glucose", value=100)
@@ -182,6 +183,7 @@ alerts:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world", [EACH], indirect=True)
 def test_rules_without_state_evaluate_each_row_and_need_neither_state_nor_shuffle(
     world: AlertsWorld, capsys: pytest.CaptureFixture[str]
@@ -231,6 +233,7 @@ LOW = "- {name: low, metric: glucose, kind: below, limit: 70, clear: 90, notify_
 HUMID = "- {name: humid, table: climate, column: humidity, kind: above, limit: 70}"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world", ["alerts:"], indirect=True)
 def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_stays(
     world: AlertsWorld,
@@ -310,6 +313,7 @@ def test_a_function_of_the_users_that_returns_commands_is_a_flow(world: AlertsWo
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "error"),
     [

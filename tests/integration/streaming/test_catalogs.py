@@ -77,6 +77,7 @@ def test_a_declaration_that_changes_changes_the_table(spark: SparkSession, schem
     assert spark.sql(f"DESCRIBE HISTORY {table.sql}").count() == versions
 
 
+@pytest.mark.thorough
 def test_upkeep_in_delta_catalog(spark: SparkSession, tmp_path: Path, schema: str) -> None:
     assert upkept(spark, tmp_path, schema) == UPKEPT
 

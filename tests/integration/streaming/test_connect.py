@@ -177,6 +177,7 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
     assert rows_of(tmp_path / "there" / "lakehouse" / "comfort") == there["comfort"], "a second run adds nothing"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_what_ends_the_job_is_one_line_through_spark_connect(
     config: dict[str, Any], remote: str, tmp_path: Path

@@ -248,6 +248,7 @@ MODULE = "from streaming import pipelines as dp\n\n@dp.table{}\ndef mine():\n   
 
 
 # Each takes a driver of its own. The rest of the wrong rules is in test_alerts.py, of the decodings in test_decoding.py.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

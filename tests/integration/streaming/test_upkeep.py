@@ -55,6 +55,7 @@ def fresh(spark: SparkSession, prepared: Path, folder: Path, least: float) -> Ho
     return house
 
 
+@pytest.mark.thorough
 def test_a_rebuild_validates_by_todays_rules_what_the_flow_has_taken(
     spark: SparkSession, prepared: Path, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_h18_a_batch_that_was_cut_before_a_rebuild_adds_nothing_that_the_rebuild
     assert quarantined == ["plain too low 1 10 0", "plain too low 2 9 1"]
 
 
+@pytest.mark.thorough
 def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_made_again(
     spark: SparkSession, prepared: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_mad
     assert house.found("keyed") == ["a 1 99.0 4 1", "b 2 60.0 0 2", "b 3 70.0 6 0"]
 
 
+@pytest.mark.thorough
 def test_a_rebuild_of_a_span_or_a_device_leaves_the_rest(spark: SparkSession, prepared: Path, tmp_path: Path) -> None:
     house = fresh(spark, prepared, tmp_path, least=20)
     house.do("rebuild", "plain", until=ARRIVAL.replace(minute=4).isoformat())
@@ -138,6 +141,7 @@ def test_a_replay_lets_in_once_what_is_valid_now(spark: SparkSession, prepared: 
     assert len(house.found("quarantine")) == 2 + 4
 
 
+@pytest.mark.thorough
 def test_a_device_goes_from_every_table(spark: SparkSession, prepared: Path, tmp_path: Path) -> None:
     house = fresh(spark, prepared, tmp_path, least=10)
     house.arrive(b"broken", first=20, device="a")
@@ -190,6 +194,7 @@ def uncut() -> dict[tuple[Any, ...], tuple[Tables, Tables]]:
     return {}
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("point", "kind", "table", "arguments"),

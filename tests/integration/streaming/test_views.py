@@ -44,6 +44,7 @@ def reading(device: str | None, minute: int, value: float, n: int = 0) -> tuple[
     return (device, datetime(2026, 1, 1) + timedelta(minutes=minute), value, n)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_view_is_what_its_function_gives_after_any_changes(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
@@ -89,6 +90,7 @@ def test_the_newest_row_of_a_key_counts_in_whatever_order_they_come(spark: Spark
     assert world.rows("newest", "device", "value") == [("a", 9.0), ("b", 2.0), ("c", 1.0)]
 
 
+@pytest.mark.thorough
 def test_a_view_of_a_view_follows_it(spark: SparkSession, tmp_path: Path) -> None:
     def declare() -> None:
         declare_hourly()

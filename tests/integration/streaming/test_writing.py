@@ -145,6 +145,7 @@ def test_h18_a_repeated_batch_is_appended_once_by_any_query(spark: SparkSession,
     assert sorted(row.n for row in table.read(spark).collect()) == [0, 1, 2, 9]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("position", [True, False], ids=["by position", "by row"])
 def test_h18_a_batch_that_the_history_forgot_is_compared_with_the_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: bool
@@ -178,6 +179,7 @@ def test_h18_a_batch_that_the_history_forgot_is_compared_with_the_table(
     assert len(good) == 7
 
 
+@pytest.mark.thorough
 def test_a_merge_of_small_files_leaves_what_was_clustered_before(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(str(tmp_path / "table"), False)
     create(spark, table, struct_of("n int"), cluster_by=["n"])
@@ -194,6 +196,7 @@ def test_a_merge_of_small_files_leaves_what_was_clustered_before(spark: SparkSes
     assert sorted(row.n for row in table.read(spark).collect()) == list(range(12))
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     "point",

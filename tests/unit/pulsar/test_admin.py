@@ -106,6 +106,7 @@ def test_h54_policies_that_are_set_and_not_visible_yet_do_not_count_as_missing()
     assert len(read) == 2
 
 
+@pytest.mark.thorough
 def test_h54_a_pulsar_that_has_just_started_names_its_cluster_before_a_tenant_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
