@@ -41,7 +41,7 @@ from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource, PartitionLog
+from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled
@@ -66,7 +66,6 @@ class Effects:
     _core: Partition
     _link: Link
     _log: PartitionLog
-    _source: CommandSource
     _budget: Budget
     _metrics: PushMetrics
     _ask: Callable[[CommandPosition], bytes | None]
@@ -81,9 +80,7 @@ class Effects:
         self._came: deque[tuple[Push, bytes | None]] = deque()  # what waits no more but for room in the window
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
-        self.resume = ResumeRequests(
-            self._settings, self._core, self._link, self._log, self._source, self._metrics, self._tags
-        )
+        self.resume = ResumeRequests(self._settings, self._core, self._link, self._log, self._metrics, self._tags)
 
     def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
@@ -201,13 +198,13 @@ class Effects:
             self._write_dead_letter(action)
         elif isinstance(action, Ack):
             message = self._messages.pop(action.position)
-            self._source.acknowledge(message.message_id)
+            self._log.acknowledge(message.message_id)
             self._budget.release(len(message.payload))
             reach("after_ack")
         elif isinstance(action, StoreSegment):
             self._log.cursors.write_record(action.key, action.payload, action)
         elif isinstance(action, (Pull, Copy)):
-            self._source.puller.begin(action)
+            self._log.puller.begin(action)
         elif isinstance(action, Forget):
             self._forget(action.position)
         elif isinstance(action, (FindCommands, AnswerRequest, DropRequest)):
@@ -217,7 +214,7 @@ class Effects:
     def _forget(self, position: CommandPosition) -> None:
         message = self._pulled.pop(position, None)
         if message is not None:
-            self._source.puller.release(len(message.payload))
+            self._log.puller.release(len(message.payload))
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""

@@ -19,7 +19,7 @@ from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource, Seen
+from bridge.push.partition_log import Arrived, Seen
 from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
@@ -159,7 +159,6 @@ class Owner:
 
     _settings: Settings
     _connection: Connection
-    _source: CommandSource
     _cursors: InitVar[CursorRecords]
     _budget: Budget
     _metrics: PartitionMetrics
@@ -172,12 +171,12 @@ class Owner:
         self._clock = WallClock()
         self._next_look = 0.0
         self._rewriter = CursorRewriter(self._log.cursors)
-        self._rewriter.taken_over(cursors, self._source.last)
+        self._rewriter.taken_over(cursors, self._log.last)
         core = self._core = Partition(
             self._log.partition,
             limits_of(settings.push),
             cursors.by_device,
-            None if cursors.clean else self._source.last,
+            None if cursors.clean else self._log.last,
             cursors.parked,
             owner=connection.ownership.name,
             now_us=time.time_ns() // 1000,
@@ -187,13 +186,12 @@ class Owner:
             lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
             leave_out(self._log.cursors.topic, lost, key=key)
         every_s, now = settings.push.offline.relocate_after, time.monotonic()
-        self._retention = RetentionMover(core, self._source.puller, self._source.last, every_s=every_s, now=now)
+        self._retention = RetentionMover(core, self._log.puller, self._log.last, every_s=every_s, now=now)
         self._effects = Effects(
             settings,
             core,
             connection.link,
             self._log,
-            self._source,
             self._budget,
             self._metrics.all,
             self._ask,
@@ -231,7 +229,7 @@ class Owner:
                 seconds=round(back_s, 1),
             )
         self._budget.close()
-        self._source.puller.drain()
+        self._log.puller.drain()
         core.drain()
         self._rewriter.drain()
         end = time.monotonic() + self._settings.push.drain

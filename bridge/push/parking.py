@@ -166,15 +166,14 @@ class Parking:
         """Have the device's commands wait in Pulsar."""
         device.parked.since_us = now_us
         self._move_queue(device, now_us)
-        self._probes.plan(device, now_us)
+        self._probes.plan(device.name, device.parked, now_us)
         self._probes.watch_expiry(device.name, device.parked)
         self._devices.sleep(device)
 
     def end_sweep(self, device: Device, now_us: int) -> None:
         """The expired commands are settled: the device is parked as before, with the probe that was planned."""
-        probe_at_us = device.replay.probe_at_us
         self._move_queue(device, now_us)
-        self._probes.plan_again(device, probe_at_us)
+        self._probes.plan_again(device.name, device.parked)
         self._probes.watch_expiry(device.name, device.parked)
         self._devices.sleep(device)
 

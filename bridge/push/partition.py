@@ -251,11 +251,11 @@ class Partition:
             return
         self.presence.alive(device.name, request.at_us)
         if self.probes.is_away(device, now_us):
-            self.probes.plan(device, now_us)
+            self.probes.plan(device.name, device.parked, now_us)
             self.probes.watch_expiry(device.name, device.parked)
             self.devices.sleep(device)
         else:
-            device.replay.probe_wait_us = 0
+            device.parked.probe_wait_us = 0
             self.replay.wake(device)
             self.devices.look_at(device)
 
@@ -279,7 +279,7 @@ class Partition:
         if not self.presence.alive(name, at_us):
             return
         dormant = self.devices.dormant.get(name)
-        if dormant is not None and at_us < dormant.parked.since_us:
+        if dormant is not None and at_us < dormant.since_us:
             return
         device = self.devices.known(name)
         if device is None:
@@ -290,7 +290,7 @@ class Partition:
         device.cursor.device_seen(at_us)
         if device.mode is Mode.PARKED and at_us < device.parked.since_us:
             return
-        device.replay.probe_wait_us = 0
+        device.parked.probe_wait_us = 0
         if device.mode is Mode.PARKED:
             self.replay.wake(device)
         elif device.mode is Mode.REPLAYING:

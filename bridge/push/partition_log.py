@@ -1,4 +1,4 @@
-"""The Pulsar objects of one partition: what a standby has, and what it opens when it becomes the owner.
+"""The Pulsar objects of one partition: what a standby has, and what it opens with ``subscribe`` when it becomes the owner.
 
 Nothing is decided here. Messages, and the answers to writes, come on threads of their own and are handed to ``post`` as
 events, which the partition's own thread handles.
@@ -35,7 +35,6 @@ from bridge.pulsar.client import EARLIEST, Consumer, MessageId, Producer, Pulsar
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import end_of
-from bridge.push.actions import FindCommands
 from bridge.push.cursor_log import CursorLog, Failed, Writes
 from bridge.push.position_reader import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.push.puller import Puller
@@ -44,7 +43,7 @@ from bridge.push.request_log import RequestLog
 from bridge.push.threads import Budget, reporting_failure
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "CommandSource", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
+__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
 
 log = structlog.get_logger("push")
 
@@ -190,7 +189,9 @@ class WrittenTopics:
 
 
 class PartitionLog:
-    """The client, the cursors partition, and the topics that a partition writes to."""
+    """The client, the cursors partition, and the topics that a partition writes to. Once it is subscribed: its commands,
+    its parked commands by position, and the requests of its devices.
+    """
 
     def __init__(self, settings: PulsarSettings, partition: int, post: Callable[[object], None]) -> None:
         # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
@@ -204,8 +205,12 @@ class PartitionLog:
         self.writes = Writes(post)
         self.cursors = CursorLog(self._client, self._partition(CURSORS_TOPIC), self.writes)
         self.receipts = ReceiptLog(self._client, post, self._thread_failed)
-        self._requests: RequestLog | None = None
         self._closes: list[Callable[[], object]] = []
+        self._requests: RequestLog | None = None
+        self._consumer: Any = None
+        self.puller: Puller
+        self.last: CommandPosition
+        """The last position of the commands when they were subscribed to."""
 
     def _partition(self, topic: str) -> str:
         return partition_name(self._settings.system_topic(topic), self.partition)
@@ -213,7 +218,7 @@ class PartitionLog:
     def _thread_failed(self, error: Exception) -> None:
         self._post(Failed(error))
 
-    def subscribe(self, budget: Budget, pulled_bytes: int, most_found: int) -> CommandSource:
+    def subscribe(self, budget: Budget, pulled_bytes: int, most_found: int) -> None:
         """Subscribe to the commands partition and to the requests of its devices, and begin to read. ``budget`` bounds
         the commands that are not acknowledged, ``pulled_bytes`` the parked commands that are read; ``most_found`` bounds
         what a request gets.
@@ -239,7 +244,7 @@ class PartitionLog:
         if self._requests is not None:
             self._requests.start()
         self._topics.partitions(RECEIPTS_TOPIC)  # while it is known how many partitions it has
-        puller = Puller(
+        self.puller = Puller(
             self._client,
             self.commands,
             self._partition(PARKED_TOPIC),
@@ -248,9 +253,9 @@ class PartitionLog:
             self._thread_failed,
             max_bytes=pulled_bytes,
         )
-        self._closes.append(puller.close)
-        end = end_of(self._settings, self.commands, last)
-        return CommandSource(self.commands, consumer, puller, self._requests, end)
+        self._closes.append(self.puller.close)
+        self._consumer = consumer
+        self.last = end_of(self._settings, self.commands, last)
 
     def _subscribe_to_requests(self, most_found: int) -> RequestLog | None:
         """Return the requests of this partition's devices, None if their topic does not exist."""
@@ -270,6 +275,17 @@ class PartitionLog:
     def is_ours(self, device: str) -> bool:
         """Return whether the device's commands are in this partition."""
         return self._topics.partition(COMMANDS_TOPIC, device) == self.commands
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
+        with our_errors(f"acknowledging on {self.commands}"):
+            self._consumer.acknowledge(message_id)
+
+    @property
+    def requests(self) -> RequestLog:
+        """The requests of this partition's devices, for what follows from one of them."""
+        assert self._requests is not None
+        return self._requests
 
     @property
     def writing(self) -> bool:
@@ -303,37 +319,3 @@ def receive_commands(consumer: Consumer, topic: str, budget: Budget, post: Calla
             stored = stored_message(message)
             budget.acquire(len(stored.payload))
             post(Arrived(stored))
-
-
-class CommandSource:
-    """What an owner reads: its commands, parked ones by position, and the requests of devices."""
-
-    def __init__(
-        self,
-        topic: str,
-        consumer: Any,
-        puller: Puller,
-        requests: RequestLog | None,
-        last: CommandPosition,
-    ) -> None:
-        self._topic = topic
-        self._consumer = consumer
-        self._requests = requests
-        self.puller = puller
-        self.last = last
-        """The last position of the partition when it was subscribed to."""
-
-    def acknowledge(self, message_id: MessageId) -> None:
-        """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
-        with our_errors(f"acknowledging on {self._topic}"):
-            self._consumer.acknowledge(message_id)
-
-    def find(self, order: FindCommands) -> None:
-        """Search the commands for those of a device; ``Found`` is posted."""
-        assert self._requests is not None
-        self._requests.find(order)
-
-    def acknowledge_request(self, message_id: MessageId) -> None:
-        """Acknowledge the request of a device."""
-        assert self._requests is not None
-        self._requests.acknowledge(message_id)

@@ -33,7 +33,7 @@ from bridge.push.device_protocol import answer_payload, read_from, refusal
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked, Found
 from bridge.push.resume import SERVED_AT_ONCE
@@ -232,7 +232,6 @@ class ResumeRequests:
     _core: Partition
     _link: Link
     _log: PartitionLog
-    _source: CommandSource
     _metrics: PushMetrics
     _tags: PositionTags
 
@@ -255,11 +254,11 @@ class ResumeRequests:
                 device="" if device is None else device[:_SHOWN],
                 shown=1,
             )
-            self._source.acknowledge_request(message_id)
+            self._log.requests.acknowledge(message_id)
             return
         if not self._core.devices.knows(device):
             self._metrics.counters["resume_answers"].labels("unknown").inc()
-            self._source.acknowledge_request(message_id)
+            self._log.requests.acknowledge(message_id)
             return
         try:
             text, after = read_from(
@@ -285,7 +284,7 @@ class ResumeRequests:
                 device=device[:_SHOWN],
                 shown=1,
             )
-            self._source.acknowledge_request(message_id)
+            self._log.requests.acknowledge(message_id)
             return
         self._metrics.counters["resume_answers"].labels("error").inc()
         self._answer(message_id, device, payload, None)
@@ -301,10 +300,10 @@ class ResumeRequests:
     def begin(self, action: FindCommands | AnswerRequest | DropRequest) -> None:
         """Begin one action."""
         if isinstance(action, FindCommands):
-            self._source.find(action)
+            self._log.requests.find(action)
         elif isinstance(action, DropRequest):
             self._metrics.counters["resume_answers"].labels("superseded").inc()
-            self._source.acknowledge_request(action.request.token)
+            self._log.requests.acknowledge(action.request.token)
         else:
             reach("resume_after_store")
             request, answer = action.request, action.answer
@@ -322,4 +321,4 @@ class ResumeRequests:
     def _answered(self, answer: _Answer) -> None:
         if answer.request is not None:
             self._core.request_answered(answer.request)
-        self._source.acknowledge_request(answer.message_id)
+        self._log.requests.acknowledge(answer.message_id)

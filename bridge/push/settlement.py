@@ -91,7 +91,7 @@ class Settlement:
         device.failures = 0
         device.retry_at_us = 0
         device.replay.probing = False
-        device.replay.probe_wait_us = 0
+        device.parked.probe_wait_us = 0
         if tracked.pulled:
             device.cursor.online = True  # it is written with what this settles
             if tracked.answer is not None and not tracked.resend and device.queue[0] is not tracked:

@@ -182,7 +182,7 @@ class PushWorker:
         if wrong:
             raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
-        payloads = Payloads(self._settings, self._metrics.groups, self._failed)
+        payloads = Payloads(self._settings, self._metrics, self._failed)
         owners = {
             number: PartitionSupervisor(
                 self._settings,
@@ -195,7 +195,7 @@ class PushWorker:
             )
             for number, one in metrics.items()
         }
-        groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
+        groups = GroupOwner(self._settings, self._metrics, self._health.part("groups"), self._failed)
 
         threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
 

@@ -41,7 +41,7 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.sending import Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.metrics import GroupMetrics
+from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import WrittenTopics
 from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.settings.pulsar import PulsarSettings
@@ -75,7 +75,7 @@ class GroupLog:
         settings: PulsarSettings,
         token: str,
         over: Callable[[], bool],
-        metrics: GroupMetrics,
+        metrics: PushMetrics,
     ) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
         self._client = client
@@ -195,7 +195,7 @@ class GroupLog:
         reach("group_before_entries")
         for start in range(0, len(entries), _AT_ONCE):
             self._write([self._entry(entry) for entry in entries[start : start + _AT_ONCE]])
-        self._metrics.entries.inc(len(entries))
+        self._metrics.counters["group_entries"].inc(len(entries))
         reach("group_after_entries")
 
     def _entry(self, entry: Command) -> _Sent:
@@ -208,7 +208,7 @@ class GroupLog:
         self._write([self._receipt(receipt) for receipt in receipts])
         for receipt in receipts:
             if not receipt.device:
-                self._metrics.commands.labels(receipt.state).inc()
+                self._metrics.counters["group_commands"].labels(receipt.state).inc()
         reach("group_after_receipt")
 
     def _receipt(self, receipt: Receipt) -> _Sent:

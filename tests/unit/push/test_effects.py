@@ -16,7 +16,7 @@ from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.position_reader import StoredMessage
 from bridge.push.position_tags import PositionTags
 from bridge.push.threads import Budget
@@ -81,7 +81,6 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
         core,
         cast(Link, None),
         cast(PartitionLog, log),
-        cast(CommandSource, log),
         cast(Budget, room),
         METRICS,
         lambda _at: None,

@@ -16,7 +16,7 @@ from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.position_tags import PositionTags
 from bridge.push.threads import Budget
 from bridge.settings import Settings
@@ -96,7 +96,6 @@ class GroupPartition:
             self.core,
             cast(Link, self.link),
             cast(PartitionLog, self.log),
-            cast(CommandSource, self.log),
             cast(Budget, None),
             METRICS,
             lambda _at: None,
