@@ -38,12 +38,11 @@ from bridge.push.actions import (
 )
 from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
+from bridge.push.device_protocol import DeviceAnswer, PositionTags, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.position_reader import StoredMessage
-from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
 from bridge.push.threads import Budget
@@ -282,7 +281,7 @@ class Effects:
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
-                    confirmed=partial(self._confirmed, push.number, made.topic),
+                    confirmed=partial(self._confirmed, push, made.topic),
                     sent=partial(self._sent, push.number),
                 )
             except ValueError as e:  # of a command that an earlier release took
@@ -305,8 +304,8 @@ class Effects:
     def _sent(self, number: int) -> None:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
-    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
-        self.trace(Confirmed(number, confirmation.reason))
+    def _confirmed(self, push: Push, topic: str, confirmation: Confirmation) -> None:
+        self.trace(Confirmed(push.position, confirmation.reason))
         if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "
@@ -319,6 +318,5 @@ class Effects:
             self._metrics.counters["refused"].inc()
         else:
             reach("after_puback")
-        self.resume.answers.newest_push = max(self.resume.answers.newest_push, number)
-        self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
+        self._core.confirmed(push.number, confirmation.reason, time.time_ns() // 1000)
         self._hand_on()

@@ -12,13 +12,11 @@ from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.errors import ContractError
-from bridge.push.actions import Ack, Outbox
-from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.actions import Outbox
+from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
-from bridge.push.presence import Presence
-from bridge.push.probes import Probes
+from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import Parked, ParkedId, read_segment
@@ -76,9 +74,7 @@ class Parking:
     """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
     def restore(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
-        """Load what former owners parked for a device. ``left_us``: when the last of them wrote last; it has evaluated
-        the signs of life until then.
-        """
+        """Load what former owners parked for a device; until ``left_us`` the last one has evaluated the signs of life."""
         cursor = self._devices.cursors.get(name)
         done = BEFORE_ALL if cursor is None else cursor.done
         read = {}
@@ -124,7 +120,7 @@ class Parking:
             self._arrived_again(device, position, command, now_us)
             return True
         if position in device.given_up:
-            self._outbox.add(Ack(position))
+            self._outbox.acknowledge(position)
             return True
         tracked = self._commands.add(TrackedCommand(position, command))
         if device.cursor.knows(command.command_id):
@@ -142,7 +138,7 @@ class Parking:
         """Its acknowledgement was lost; or the former owner died before it, or the command is pending again (H26)."""
         key = device.parked.key_of(position)
         if not self._outbox.writes and device.name not in self._devices.dirty and key not in device.segment_write.keys:
-            self._outbox.add(Ack(position))
+            self._outbox.acknowledge(position)
             return
         # Its id may be on its way to Pulsar, or wait for the cursor: it is acknowledged with the next write of the id.
         self._commands.add(TrackedCommand(position, command, CommandState.PARKED))
@@ -216,9 +212,7 @@ class Parking:
     def _park_command(
         self, device: Device, tracked: TrackedCommand, now_us: int, *, before: bool = False
     ) -> list[ParkedId]:
-        """Park a command that is not acknowledged. ``before``: if it precedes the parked ones it is returned, to be
-        put before them.
-        """
+        """Park a command that is not acknowledged. With ``before`` return it instead if it precedes the parked ones."""
         self._late.attempted(tracked)
         seen = tracked.maybe_had
         tracked.on(CommandEvent.PARK)

@@ -29,15 +29,14 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Action, Outbox, ResumeRequest
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
 from bridge.push.device import Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
 from bridge.push.parking import Parking
-from bridge.push.presence import Presence
-from bridge.push.probes import Probes
+from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
 from bridge.push.retention import Relocation, Retention
@@ -204,9 +203,7 @@ class Partition:
     # --- events: MQTT ---
 
     def link_up(self, *, reports_absence: bool = False) -> None:
-        """The MQTT connection is up, and Pulsar has confirmed the ownership. ``reports_absence``: this broker answers 0x10
-        when no client is subscribed.
-        """
+        """The MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
         self.flights.connected = True
         self.probes.link_up(self._now_us, reports_absence=reports_absence)
 

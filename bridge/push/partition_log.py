@@ -31,7 +31,7 @@ from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
-from bridge.pulsar.client import EARLIEST, Consumer, MessageId, Producer, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, Producer, PulsarClient, our_errors, received
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import end_of
@@ -122,33 +122,28 @@ class PresenceLog:
         return partitions[self._partition] if partitions and len(partitions) == len(commands) else None
 
     def _read(self, topic: str) -> None:
+        """Hand on each record with those that come close behind it."""
         reader: Any = self._client.reader(topic, self._from, queue=1000, compacted=True)
+        signs: list[tuple[str, int]] = []
         try:
             while not self._closing.is_set():
-                self._some(topic, reader)
+                message = received(reader.read_next, _GATHER_MS if signs else _IDLE_MS, f"reading {topic}")
+                if message is not None:
+                    self._from = message.message_id()
+                    self._take(message, topic, signs)
+                if signs and (message is None or len(signs) >= _AT_ONCE):
+                    self._post(Seen(tuple(signs)))
+                    signs.clear()
         finally:
             close_quietly(reader)
 
-    def _some(self, topic: str, reader: Any) -> None:
-        """Wait for a record and hand it on with those that come close behind it."""
-        signs: list[tuple[str, int]] = []
-        while len(signs) < _AT_ONCE and not self._closing.is_set():
-            wait_ms = _GATHER_MS if signs else _IDLE_MS
-            message = received(reader.read_next, wait_ms, f"reading {topic}")
-            if message is None:
-                break
-            self._from = message.message_id()
-            device = record_key(message, topic)
-            if not device or not message.data():
-                continue
+    def _take(self, message: Message, topic: str, signs: list[tuple[str, int]]) -> None:
+        device = record_key(message, topic)
+        if device and message.data():
             try:
-                record = PresenceRecord.decode(message.data())
+                signs.append((device, PresenceRecord.decode(message.data()).seen_us))
             except ContractError as e:
                 leave_out_foreign(topic, message.message_id(), str(e), device)
-                continue
-            signs.append((device, record.seen_us))
-        if signs:
-            self._post(Seen(tuple(signs)))
 
 
 @dataclass(frozen=True, slots=True)

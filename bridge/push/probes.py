@@ -1,4 +1,8 @@
-"""Probes: how push finds out that a parked device is online when no sign of life comes.
+"""Presence: signs of life and of absence by device, and probes, which find a parked device online when no sign of life comes.
+
+An absence counts only if it is newer than the last sign of life (H31); a sign of life ends every absence that is not newer.
+A device without a sign does not count as absent. The memory is bounded in bytes, since devices name themselves (H35); the
+device with the least recent sign is forgotten first, and then counts as online.
 
 A probe is one command of the device, sent alone. It is sent if its result can show something: the device answers
 (``confirm: device``), or the broker reports that no client is subscribed. Timers also find parked commands that expire.
@@ -11,15 +15,51 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
-from bridge.push.presence import Presence
 from bridge.push.replay import Replay
 from bridge.push.segments import Parked
 from bridge.push.states import DeviceEvent, Mode
 
-__all__ = ["DUE", "Probes"]
+__all__ = ["DUE", "Presence", "Probes"]
+
+_KNOWN_BYTES: Final = 96 * 1024 * 1024
+"""Some 200,000 devices with usual names."""
+
+
+class Presence:
+    """What is known of the devices of a partition. Times are µs since the epoch."""
+
+    def __init__(self, most_bytes: int = _KNOWN_BYTES) -> None:
+        # Last sign of life, last sign of absence.
+        self._known: BoundedMap[tuple[int, int]] = BoundedMap(most_bytes, each=192)
+
+    def alive(self, device: str, at_us: int) -> bool:
+        """Note a sign of life. Returns whether it is the newest that is known of the device."""
+        seen, absent = self._known.get(device, (0, 0))
+        if at_us < absent:
+            return False
+        self._known.put(device, (max(seen, at_us), 0))
+        return True
+
+    def gone(self, device: str, at_us: int) -> bool:
+        """Note a sign of absence. Returns whether it counts."""
+        seen, absent = self._known.get(device, (0, 0))
+        if at_us <= seen:
+            return False
+        self._known.put(device, (seen, max(absent, at_us)))
+        return True
+
+    def absent(self, device: str) -> bool:
+        """Return whether the last that is known of the device is its absence."""
+        return self._known.get(device, (0, 0))[1] > 0
+
+    def seen_us(self, device: str) -> int:
+        """Return when the device last gave a sign of life, 0 when that is not known."""
+        return self._known.get(device, (0, 0))[0]
+
 
 DUE: Final = 0
 """In place of the time of a probe: the device waits for its turn."""
@@ -171,9 +211,7 @@ class Probes:
         self._next_round.append(name)
 
     def begin_due(self, now_us: int) -> None:
-        """Wake some of the devices that are due: in rounds, in the order of the log, so that their reads lie close
-        together.
-        """
+        """Wake some of the devices that are due, in rounds in the order of the log: so their reads lie close together."""
         while self._replay.scheduler.tried < _WAITING and self.waiting:
             if not self._round:
                 self._round, self._next_round = self._next_round, []

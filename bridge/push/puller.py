@@ -70,10 +70,7 @@ Where = tuple[CommandPosition, CommandPosition | None]
 
 
 def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
-    """Return what the orders name, each once and in the order of the log, with its orders.
-
-    A device that was parked and woke again has orders of both times.
-    """
+    """Return what the orders name, each once in the order of the log, with its orders: a device may have several."""
     found: dict[Where, list[Pull]] = defaultdict(list)
     for pull in pulls:
         for where in zip(pull.positions, pull.copies, strict=True):
@@ -111,15 +108,11 @@ class Puller:
         self._thread.start()
 
     def begin(self, order: Pull | Copy) -> None:
-        """Read what the order names, and post ``Pulled`` for each, those of a device in the order of the log; or copy it, and
-        post ``Copied``.
-        """
+        """Read what the order names, of a device in the order of the log, and post ``Pulled`` for each; or ``Copied``."""
         self._orders.put(order)
 
     def retain_from(self, position: CommandPosition, *, relocated: bool = False, back: bool = False) -> None:
-        """Have Pulsar keep everything from ``position`` on, and nothing before it. The owner orders it after its state was
-        rebuilt (H25). ``back``: release nothing.
-        """
+        """Have Pulsar keep all from ``position`` on, after the owner has rebuilt its state (H25). ``back``: release nothing."""
         self._orders.put(partial(self._retain, self._relocated if relocated else self._topic, position, back=back))
 
     def release(self, size: int) -> None:

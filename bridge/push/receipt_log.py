@@ -77,9 +77,7 @@ class ReceiptsOpened:
 
 
 class ReceiptLog:
-    """The receipts that one session writes. ``post`` hands over events from other threads, ``failed`` an unexpected
-    error that ends such a thread.
-    """
+    """The receipts that one session writes. Other threads call ``post`` for events, ``failed`` for an unexpected error."""
 
     def __init__(
         self, client: PulsarClient, post: Callable[[object], None], failed: Callable[[Exception], None]
@@ -116,10 +114,7 @@ class ReceiptLog:
                 partition.producer.send(batch, receipt)  # type: ignore[arg-type]
 
     def written(self, event: ReceiptsWritten) -> list[object]:
-        """Pulsar answered a batch. Returns the tokens of the rows that are stored, in order.
-
-        Raises PulsebridgeError when Pulsar refuses a row for good.
-        """
+        """Return the tokens of the rows that are stored, in order. Raises PulsebridgeError if Pulsar refuses one for good."""
         partition, unstored = event.partition, event.partition.unstored
         if event.error is None:
             partition.attempts = 0

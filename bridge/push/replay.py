@@ -11,8 +11,7 @@ from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
-from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits

@@ -200,9 +200,7 @@ class RequestLog:
             del found.ids[: -(self._most_found + 1) * FOUND_WIDTH]  # the newest count, and that there were more
 
     def _next(self, reader: Any, until: CommandPosition) -> Message | None:
-        """Return the next message, None at the end of the log or of the session. If ``until``, which is ahead,
-        exists, it is not the end, whatever the broker reports (``topic_end``).
-        """
+        """Return the next message, None at the end; before ``until`` it is not the end if that exists (``topic_end``)."""
         end = time.monotonic() + _PATIENCE_S
         while not self._closing.is_set():
             with our_errors(f"reading {self._commands}"):

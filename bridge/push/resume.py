@@ -29,7 +29,7 @@ from typing import Final
 from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox, ResumeAnswer, ResumeRequest
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.limits import ResumeLimits
 from bridge.push.parking import Parking
@@ -240,9 +240,7 @@ class Resume:
         self._outbox.add(AnswerRequest(served.request, answer))
 
     def answered(self, request: ResumeRequest, now_us: int) -> Device | None:
-        """The broker has the answer to a request, or cannot accept it. Returns the device, whose replay may begin; None
-        if the request is not served any more. The device's next request waits for its turn.
-        """
+        """The broker has the answer, or cannot accept it. Returns the device to be replayed, None if it is not served."""
         served = self._served.get(request.device)
         if served is None or served.request is not request:
             return None

@@ -29,12 +29,11 @@ from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
-from bridge.push.device_protocol import answer_payload, read_from, refusal
+from bridge.push.device_protocol import PositionTags, answer_payload, read_from, refusal
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked, Found
 from bridge.push.resume import SERVED_AT_ONCE
 from bridge.settings import Settings
@@ -85,8 +84,8 @@ class _Answer:
     """The request, if its device waits for the answer; None for a refusal."""
     sent_at: float | None = None
     """When it was sent on this connection."""
-    order: tuple[int, int] = (0, 0)
-    """Of sending: among the answers, and behind which push."""
+    number: int = 0
+    """Its number among pushes and answers, in the order of sending."""
     closes: int = 0
     """So often the broker closed the connection shortly after it was sent."""
     silences: int = 0
@@ -106,10 +105,6 @@ class Answers:
     def __post_init__(self) -> None:
         self._answers: list[_Answer] = []
         self._suspects: list[_Answer] = []  # each goes alone, on a connection that has lived for a while
-        self._sent = 0
-        self._newest = 0  # the last one that the broker confirmed
-        self.newest_push = 0
-        """The last push that the broker confirmed."""
         self._up_at = 0.0
         self._epoch = 0  # the connection on which answers may go out
 
@@ -155,10 +150,9 @@ class Answers:
                 continue
             young = now - answer.sent_at < AT_ONCE_S
             any_young = any_young or young
-            order, push = answer.order
             if closed and young:
                 answer.closes += 1
-            elif now - answer.sent_at >= timeout and (order < self._newest or push < self.newest_push):
+            elif now - answer.sent_at >= timeout and answer.number < self._flights.newest:
                 answer.silences += 1
             else:
                 answer.closes = 0
@@ -192,8 +186,8 @@ class Answers:
 
     def _note_sent(self, answer: _Answer) -> None:
         answer.sent_at = time.monotonic()
-        self._sent += 1
-        answer.order = self._sent, self._flights.pushes
+        self._flights.pushes += 1
+        answer.number = self._flights.pushes
 
     def _give_up(self, answer: _Answer) -> None:
         did = "closes the connection at" if answer.closes >= CLOSES else "does not confirm"
@@ -214,8 +208,7 @@ class Answers:
                 partition=self._log.partition,
                 shown=1,
             )
-        self._newest = max(self._newest, answer.order[0])
-        self._flights.broker_answered()
+        self._flights.broker_answered(answer.number)
         reach("resume_after_answer")
         self._end(answer)
 

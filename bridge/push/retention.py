@@ -17,7 +17,7 @@ from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import Copy, Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits

@@ -167,9 +167,7 @@ class Parked:
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:
-        """Return what former owners stored, less what is at or below ``done``. ``since_us``: when the oldest of it was
-        parked.
-        """
+        """Return what former owners stored above ``done``; the oldest of it was parked at ``since_us``."""
         parked = cls()
         merged: dict[CommandPosition, ParkedId] = {}
         for key, ids in segments.items():

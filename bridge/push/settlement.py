@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Ack, DeadLetter, Outbox, StoreCursor
-from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.actions import DeadLetter, Outbox, StoreCursor
+from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.cursor import Unproven
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
@@ -49,7 +48,7 @@ class Settlement:
             self._arrived_passed(device, position, command, now_us)
             return None
         if position in device.given_up:
-            self._outbox.add(Ack(position))
+            self._outbox.acknowledge(position)
             return None
         tracked = self._commands.add(TrackedCommand(position, command))
         if device.cursor.knows(command.command_id) or command.command_id in device.ids:
@@ -69,7 +68,7 @@ class Settlement:
 
     def _arrived_passed(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         if position > device.loaded:
-            self._outbox.add(Ack(position))  # settled by this owner; only the acknowledgement did not reach Pulsar
+            self._outbox.acknowledge(position)  # settled by this owner; only the acknowledgement did not reach Pulsar
             return
         tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
         if device.cursor.delivered(command.command_id):

@@ -7,10 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from bridge.collector import excluded_objects, let_go
-from bridge.errors import FencedError, TransientError
+from bridge.errors import FencedError
 from bridge.health import Part
 from bridge.killpoints import reach
 from bridge.push.connection import Connection
@@ -19,13 +17,10 @@ from bridge.push.groups.payloads import Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.owner import Owner
-from bridge.push.threads import Budget, Sessions
+from bridge.push.threads import Budget, Sessions, wait_for
 from bridge.settings import Settings
 
 __all__ = ["PartitionSupervisor", "Session"]
-
-
-log = structlog.get_logger("push")
 
 
 @dataclass(eq=False)
@@ -69,13 +64,13 @@ class Session:
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
 
     def run(self) -> None:
-        """Wait for the ownership, take over, and push until the process stops, or the clock is set back.
-
-        Raises FencedError or TransientError.
-        """
+        """Wait for the ownership, take over, and push, as ``Owner.run``. Raises FencedError or TransientError."""
         try:
-            if not self._wait():
+            self._part.stands_by("another process owns it, or Pulsar is away")
+            if not wait_for(self._connection.log.cursors.own, self._stopping):
                 return
+            self._part.waits("taking over")
+            reach("after_takeover")
             with excluded_objects():
                 owner = self._take_over()
             if owner is not None:
@@ -84,21 +79,6 @@ class Session:
         finally:
             self._metrics.owner(False)
             self._connection.close()
-
-    def _wait(self) -> bool:
-        """Wait for the exclusive producer. Returns False when the process stops."""
-        while not self._stopping.is_set():
-            self._part.stands_by("another process owns it, or Pulsar is away")
-            try:
-                self._connection.log.cursors.own()
-            except TransientError as e:
-                log.debug("standby", partition=self._partition, why=str(e))
-                self._stopping.wait(0.05)  # a refused lookup answers at once
-                continue
-            self._part.waits("taking over")
-            reach("after_takeover")
-            return True
-        return False
 
     def _take_over(self) -> Owner | None:
         """Become the owner. Returns None when the process stops. Raises FencedError or TransientError."""
@@ -161,9 +141,7 @@ class PartitionSupervisor:
             session.post(CursorsForgotten())
 
     def cursors_aged(self) -> bool:
-        """Have the records of the cursors partition written again, slowly. From any thread; returns whether this process
-        owns the partition.
-        """
+        """Have the cursors partition written again, slowly. From any thread; returns whether this process owns it."""
         session = self._session
         if session is None or not session.owns:
             return False

@@ -19,7 +19,7 @@ from bridge.errors import (
 )
 from bridge.health import Part
 
-__all__ = ["Budget", "Sessions", "reporting_failure"]
+__all__ = ["Budget", "Sessions", "reporting_failure", "wait_for"]
 
 log = structlog.get_logger("push")
 
@@ -134,6 +134,18 @@ class Budget:
         with self._room:
             self._open = False
             self._room.notify_all()
+
+
+def wait_for(attempt: Callable[[], object], stopping: threading.Event) -> bool:
+    """Call ``attempt`` until it is not fenced off, and Pulsar is there. Returns False when the process stops before."""
+    while not stopping.is_set():
+        try:
+            attempt()
+            return True
+        except (FencedError, TransientError) as e:
+            log.debug("standby", why=str(e))
+            stopping.wait(0.05)  # a refused lookup answers at once
+    return False
 
 
 def reporting_failure(work: Callable[[], None], failed: Callable[[Exception], None]) -> Callable[[], None]:

@@ -114,9 +114,7 @@ def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int,
 
 
 def _show_lag(admin: PulsarAdmin, partitions: Mapping[int, PartitionMetrics]) -> None:
-    """Show the backlog of the partitions that are owned here. Push itself knows what it has received; if the cluster does
-    not let push read statistics, the metric is missing, and nothing else changes.
-    """
+    """Show the backlog of the partitions that are owned here; without the right to read statistics it is missing."""
     topic = admin.settings.system_topic(COMMANDS_TOPIC)
     stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
     for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():

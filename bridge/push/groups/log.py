@@ -91,10 +91,7 @@ class GroupLog:
         self._topics = WrittenTopics(client)
 
     def own(self) -> None:
-        """Become the owner: wait for the exclusive producer of the roster (H23).
-
-        Raises TransientError after a few seconds as a standby: try again.
-        """
+        """Wait for the exclusive producer of the roster (H23). Raises TransientError after some seconds: try again."""
         self._producer = self._client.producer(self._roster, exclusive=True, max_pending=60_000)
 
     def read(self) -> Roster:

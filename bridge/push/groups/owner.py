@@ -18,20 +18,19 @@ from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, G
 from bridge.contract.commands import BEFORE_ALL
 from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
-from bridge.errors import ContractError, FencedError, TransientError
+from bridge.errors import ContractError
 from bridge.health import Part
 from bridge.pulsar.client import (
     EARLIEST,
     NO_TEXT,
     Message,
-    MessageId,
     PulsarClient,
     key_of,
     properties_of,
     received,
 )
 from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.topic_end import read_partition, read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
@@ -39,7 +38,7 @@ from bridge.push.groups.roster import Membership
 from bridge.push.metrics import PushMetrics
 from bridge.push.position_reader import leave_out_foreign, position_of, record_key
 from bridge.push.segments import segment_device
-from bridge.push.threads import Sessions
+from bridge.push.threads import Sessions, wait_for
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 
@@ -70,26 +69,17 @@ class MemberTable:
         self._over = over
         self._settings = settings
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
-        self._client = client
         self._membership = membership
         self._last = BEFORE_ALL
-        last = self._load()
+        last = EARLIEST
+        # Records that only the compacted view still has are not read by later reads.
+        for message in read_partition(client, self._topic, compacted=True, over=over):
+            self._put(message)
+            last = message.message_id()
+        if over():
+            raise Stopped
         # Not the compacted view any more: there a tombstone could be removed before it was read.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
-
-    def _load(self) -> MessageId:
-        """Read the compacted view. Records that only this view still has are not read by later reads."""
-        reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
-        last = EARLIEST
-        try:
-            for message in read_to_end(reader, self._settings, self._topic, compacted=True, over=self._over):
-                self._put(message)
-                last = message.message_id()
-        finally:
-            close_quietly(reader)
-        if self._over():
-            raise Stopped
-        return last
 
     def _put(self, message: Message) -> None:
         self._last = position_of(message.message_id())
@@ -112,9 +102,7 @@ class MemberTable:
             self._put(message)
 
     def take_all(self) -> None:
-        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
-        is to end before. A command to a group waits for this.
-        """
+        """Bring all that Pulsar has now to the membership, before a group command. Raises TransientError or Stopped."""
         for message in read_to_end(self._reader, self._settings, self._topic, last=self._last, over=self._over):
             self._put(message)
         if self._over():
@@ -224,14 +212,8 @@ class GroupOwner:
                     self._owns = False
 
     def _wait_for(self, attempt: Callable[[], None]) -> None:
-        while not self._stopping.is_set():
-            try:
-                attempt()
-                return
-            except (TransientError, FencedError) as e:
-                log.debug("groups: standby", why=str(e))
-                self._stopping.wait(0.2)
-        raise Stopped
+        if not wait_for(attempt, self._stopping):
+            raise Stopped
 
     def _expand(self, group_log: GroupLog, expander: Expander, table: MemberTable, known: KnownDevices) -> None:
         """Give out what comes until stopped. Raises Stopped, FencedError or TransientError."""

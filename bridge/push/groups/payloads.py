@@ -42,9 +42,7 @@ class PayloadCache:
         hit: Callable[[], None] = lambda: None,
         missed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``limit`` is in bytes. ``fetch`` orders a read, and ``fetched`` follows; it must not block. ``hit`` counts what
-        needed no read of its own, ``missed`` what was read because of it.
-        """
+        """``limit`` is in bytes. ``fetch`` orders a read, without blocking; ``hit`` and ``missed`` count the requests."""
         self._limit = limit
         self._hit = hit
         self._missed = missed

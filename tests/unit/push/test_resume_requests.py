@@ -24,11 +24,11 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import Cursor
+from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.position_tags import PositionTags
 from bridge.push.request_log import Asked
 from bridge.push.states import Mode
 from bridge.push.threads import Budget
