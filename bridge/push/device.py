@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.command import TrackedCommand
 from bridge.push.cursor import Cursor
 from bridge.push.segments import Parked
@@ -98,6 +98,13 @@ class Device:
     def on(self, event: DeviceEvent) -> None:
         """Change the mode. Raises IllegalTransitionError."""
         self.mode = next_mode(self.mode, event)
+
+    @property
+    def last_waiting(self) -> CommandPosition:
+        """The last command that waits: in the queue if the device is LIVE, else parked; BEFORE_ALL without one."""
+        if self.mode is Mode.LIVE:
+            return self.queue[-1].position if self.queue else BEFORE_ALL
+        return self.parked.position(-1) if len(self.parked) else BEFORE_ALL
 
     def queues(self, tracked: TrackedCommand) -> bool:
         """Return whether this very command waits for the cursor to pass it."""

@@ -20,7 +20,7 @@ from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import Parked, ParkedId, read_segment
-from bridge.push.settlement import DUPLICATE, Settlement
+from bridge.push.settlement import Settlement
 from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
 
 __all__ = ["Parking"]
@@ -31,7 +31,6 @@ _WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWA
 
 
 def _waiting_for(device: Device) -> Iterator[TrackedCommand]:
-    """Yield the commands that are not acknowledged and wait for their device."""
     return (one for one in device.queue if one.state in _WAITING and not one.pulled)
 
 
@@ -109,30 +108,21 @@ class Parking:
     # --- arrivals ---
 
     def arrived(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> bool:
-        """A command arrived. Returns False if the device is LIVE, or the cursor has passed the command."""
-        if device.mode is Mode.LIVE:
-            if not self._probes.is_away(device, now_us):
-                return False
+        """A command arrived; an absent device is parked. Returns whether the command was parked before."""
+        if device.mode is Mode.LIVE and self._probes.is_away(device, now_us):
             self.park(device, now_us)
-        if position <= device.cursor.position:
-            return False  # it was settled: at most its receipt is missing
-        if position in device.parked:
-            self._arrived_again(device, position, command, now_us)
-            return True
-        if position in device.given_up:
-            self._outbox.acknowledge(position)
-            return True
-        tracked = self._commands.add(TrackedCommand(position, command))
-        if device.cursor.knows(command.command_id):
-            self._outbox.store_receipt(tracked, "duplicate", DUPLICATE)
-        elif command.expired(now_us) or (len(device.parked) and position < device.parked.position(-1)):
-            self._settlement.arrived_late(tracked, now_us)
-        elif self._is_full(device):
+        if position <= device.cursor.position or position not in device.parked:
+            return False
+        self._arrived_again(device, position, command, now_us)
+        return True
+
+    def park_arrived(self, device: Device, tracked: TrackedCommand, now_us: int) -> None:
+        """Park a command that arrived for a device that is not LIVE."""
+        if self._is_full(device):
             self._settlement.give_up(device, tracked, "overflowed", _FULL)
         else:
             self._park_command(device, tracked, now_us)
             self._replay.want(device)
-        return True
 
     def _arrived_again(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         """Its acknowledgement was lost; or the former owner died before it, or the command is pending again (H26)."""

@@ -168,6 +168,9 @@ class Partition:
         tracked = self.settlement.arrived(device, position, command, now_us)
         if tracked is None:
             return
+        if device.mode is not Mode.LIVE:
+            self.parking.park_arrived(device, tracked, now_us)
+            return
         device.queue.append(tracked)
         device.ids.add(command.command_id)
         if self.parking.overflows(device):
