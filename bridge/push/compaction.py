@@ -239,7 +239,6 @@ class _Reading:
             yield from compacted_away((kept.position for kept in view), retained)
 
     def _warn_if_not_compacted(self) -> None:
-        """Say when the topic is not compacted at all."""
         if self._seen >= _FAR_TOO_MUCH_BYTES:
             log.warning(
                 "partition grows because it is not compacted. Action: run pulsar-admin topicPolicies "

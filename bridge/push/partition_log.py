@@ -40,7 +40,7 @@ from bridge.push.position_reader import StoredMessage, leave_out_foreign, record
 from bridge.push.puller import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog
-from bridge.push.threads import Budget, reporting_failure
+from bridge.push.threads import Budget, start_thread
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
@@ -229,10 +229,7 @@ class PartitionLog:
         with our_errors(f"asking for the end of {self.commands}"):
             last = consumer.get_last_message_id()
         work = partial(receive_commands, consumer, self.commands, budget, self._post)
-        receiver = threading.Thread(
-            target=reporting_failure(work, self._thread_failed), name=f"push-receive-{self.partition}", daemon=True
-        )
-        receiver.start()
+        receiver = start_thread(f"receive-{self.partition}", work, self._thread_failed)
         self._closes += [budget.close, receiver.join]
         presence = PresenceLog(self._client, self.partition, self._post)
         self._closes.append(presence.close)

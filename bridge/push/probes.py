@@ -171,7 +171,6 @@ class Probes:
             self._timers_most = 2 * len(self._timers) + _TIMERS
 
     def _parked(self, name: str) -> Parked | None:
-        """Return what is parked for a parked device, None for any other device."""
         return self._devices.parked_of(name) if self._devices.mode_of(name) is Mode.PARKED else None
 
     def _is_timed(self, at_us: int, name: str) -> bool:

@@ -176,7 +176,6 @@ class Resume:
         self._put_first(served, self._devices.awake[name], ids, now_us)
 
     def _put_first(self, served: _Served, device: Device, ids: array[int], now_us: int) -> None:
-        """Park what was found before all that is parked."""
         cursor, parked, removed = device.cursor, device.parked, device.segment_write.removed
         found = self._wanted(served, cursor.position, ids, now_us)
         before = len(parked)

@@ -1,4 +1,4 @@
-"""Supervises one partition: a standby that may become the owner, again and again."""
+"""Supervises one partition: a standby that may become the owner, one session after another."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from bridge.errors import (
 )
 from bridge.health import Part
 
-__all__ = ["Budget", "Sessions", "reporting_failure", "wait_for"]
+__all__ = ["Budget", "Sessions", "start_thread", "wait_for"]
 
 log = structlog.get_logger("push")
 
@@ -148,8 +148,8 @@ def wait_for(attempt: Callable[[], object], stopping: threading.Event) -> bool:
     return False
 
 
-def reporting_failure(work: Callable[[], None], failed: Callable[[Exception], None]) -> Callable[[], None]:
-    """Return ``work`` as the target of a thread; ``failed`` is called on that thread with the exception that ends it."""
+def start_thread(name: str, work: Callable[[], None], failed: Callable[[Exception], None]) -> threading.Thread:
+    """Run ``work`` in a thread of that name; ``failed`` is called on it with the exception that ends it."""
 
     def run() -> None:
         try:
@@ -157,4 +157,6 @@ def reporting_failure(work: Callable[[], None], failed: Callable[[Exception], No
         except Exception as e:  # noqa: BLE001 it is handed to the owner, whose session ends with it
             failed(e)
 
-    return run
+    thread = threading.Thread(target=run, name=f"push-{name}", daemon=True)
+    thread.start()
+    return thread

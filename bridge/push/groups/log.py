@@ -6,7 +6,6 @@ It decides nothing. Every method blocks until Pulsar has answered; all are calle
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
@@ -26,7 +25,7 @@ from bridge.contract import (
 )
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.dead_letters import dead_letter, letter_key
-from bridge.errors import ContractError, FencedError, TransientError
+from bridge.errors import ContractError, FencedError
 from bridge.killpoints import reach
 from bridge.pulsar.client import (
     EARLIEST,
@@ -50,9 +49,8 @@ __all__ = ["GroupLog", "Stopped"]
 
 log = structlog.get_logger("push")
 
-_ANSWER_S: Final = 0.2
 _ANSWER_PATIENCE_S: Final = 60.0
-"""Without any answer; a restart of Pulsar is shorter, and the client sends again what it had not answered."""
+"""A restart of Pulsar is shorter, and the client sends again what it had not answered."""
 _AT_ONCE: Final = 10_000
 """Messages without a receipt; the queues of the producers take more."""
 _QUEUE: Final = 4
@@ -148,27 +146,15 @@ class GroupLog:
         """Write messages, and return once Pulsar has stored them. Raises what Pulsar answers, TransientError when it answers
         nothing any more, Stopped when it is over.
 
-        Pulsar's client tries without end, and after a lost answer nothing else would end the wait. A message that is
-        stored after all does no harm: records of the roster precede those of the next owner, which reads them; entries
-        have the ids of those that are written again, and push drops repeats.
+        A message that is stored after all does no harm: records of the roster precede those of the next owner, which reads
+        them; entries have the ids of those that are written again, and push drops repeats.
         """
         receipts = Receipts()
         for at, (producer, topic, key, payload, more) in enumerate(messages):
             with our_errors(f"writing to {topic}"):
                 producer.send_async(payload, callback=receipts.of(at), partition_key=key, **more)
-        unanswered, since = len(messages), time.monotonic()
-        while not receipts.wait(_ANSWER_S):
-            if self._over():
-                raise Stopped
-            missing = Counter(one[1] for at, one in enumerate(messages) if not receipts.answered(at))
-            if missing.total() < unanswered:
-                unanswered, since = missing.total(), time.monotonic()
-            elif time.monotonic() - since >= _ANSWER_PATIENCE_S:
-                topic, count = missing.most_common(1)[0]
-                raise TransientError(
-                    f"writing to {topic}: no answer to {count} messages for {_ANSWER_PATIENCE_S:g} s",
-                    remedy="see whether Pulsar's brokers and bookies are up",
-                )
+        if messages and not receipts.wait_for_all(f"writing to {messages[0][1]}", _ANSWER_PATIENCE_S, self._over):
+            raise Stopped
         for at, (_, topic, *_) in enumerate(messages):
             if (error := receipts.error(at, f"writing to {topic}")) is not None:
                 raise error

@@ -184,7 +184,6 @@ class GroupOwner:
             self._metrics.gauges["group_open"].set(0)
 
     def _once(self) -> None:
-        """Own the roster for as long as it is ours."""
         pulsar = self._settings.pulsar
         patient = pulsar.model_copy(update={"operation_timeout": min(pulsar.operation_timeout, 5.0)})
         with PulsarClient(patient) as client:

@@ -23,7 +23,7 @@ from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import PulsarClient
 from bridge.push.metrics import PushMetrics
 from bridge.push.position_reader import NothingComes, PositionReader
-from bridge.push.threads import reporting_failure
+from bridge.push.threads import start_thread
 from bridge.settings import Settings
 
 __all__ = ["Deliver", "PayloadCache", "PayloadCame", "Payloads"]
@@ -120,8 +120,7 @@ class Payloads:
             metrics.counters["cache_misses"].inc,
         )
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=reporting_failure(self._run, failed), name="push-payloads", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("payloads", self._run, failed)
 
     def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
         """Return the payload of the group command at ``position``, or None; then ``deliver`` is called once, later."""
