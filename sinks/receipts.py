@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bridge.contract import RECEIPT_COLUMNS
+from bridge.contract import RECEIPT_COLUMNS, REMARKS
 from bridge.errors import ContractError
 from sinks.columns import COMMAND_COLUMNS
 
@@ -116,7 +116,7 @@ def _order() -> Column:
     from pyspark.sql import functions as F
 
     position = [(name, F.col(name)) for name, _ in _ORDER[1:]]
-    return _struct([(_ORDER[0][0], F.col("r.state") != "duplicate"), *position])
+    return _struct([(_ORDER[0][0], ~F.col("r.state").isin(*REMARKS)), *position])
 
 
 def _struct(fields: Iterable[tuple[str, Column]]) -> Column:

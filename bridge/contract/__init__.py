@@ -191,7 +191,12 @@ COMMAND_REPEAT_PROPERTY: Final = "repeat"
 
 # --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
 
-RECEIPT_STATES: Final = "delivered", "answered", "expired", "rejected", "overflowed", "duplicate", "expanded"
+DELIVERIES: Final = "delivered", "answered"
+FAILURES: Final = "expired", "rejected", "overflowed"
+"""Receipt states after which ``commands resend`` writes the command again."""
+REMARKS: Final = ("duplicate",)
+"""Receipt states about a second message of a command; they do not end it."""
+RECEIPT_STATES: Final = (*DELIVERIES, *FAILURES, *REMARKS, "expanded")
 """README.md has their meaning, CONTRIBUTING.md the steps to add one. A reader takes an unknown state as text."""
 
 

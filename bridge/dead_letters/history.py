@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from bridge.contract import C_ID, C_RESEND_OF, P_DEAD_CUT, Receipt
+from bridge.contract import C_ID, C_RESEND_OF, FAILURES, P_DEAD_CUT, REMARKS, Receipt
 from bridge.contract.commands import Command, CommandPosition
 from bridge.dead_letters.records import DeadLetter
 
 __all__ = [
-    "FAILED",
     "Copy",
     "Family",
     "InGroup",
@@ -30,8 +29,6 @@ __all__ = [
     "root_of",
 ]
 
-FAILED: Final = ("expired", "rejected", "overflowed")
-"""Receipt states after which a command is resent without ``force``."""
 _DEVICES_SHOWN: Final = 5
 _COPY: Final = re.compile(r"(.+)~([2-9]|[1-9]\d+)\Z", re.DOTALL)
 
@@ -75,8 +72,8 @@ class Copy:
 
     @property
     def receipt(self) -> Receipt | None:
-        """The last receipt, preferably not ``duplicate``, which is about a second message of the command."""
-        settling = [one for one in self.receipts if one.state != "duplicate"]
+        """The last receipt, preferably one that ends the command."""
+        settling = [one for one in self.receipts if one.state not in REMARKS]
         found = settling or self.receipts
         return found[-1] if found else None
 
@@ -89,7 +86,7 @@ class Copy:
         """
         receipt = self.receipt
         stored = bool(self.positions or self.moved) or any(one.how != "done" for one in self.in_group)
-        if receipt is not None and (receipt.state != "duplicate" or not stored):
+        if receipt is not None and (receipt.state not in REMARKS or not stored):
             return receipt.state
         if stored:
             return "pending"
@@ -257,7 +254,7 @@ def next_copy(
     if newest.state == "pending" and (copied or not force):
         remedy = "" if copied else "push delivers it; --force writes a second copy"
         return Refusal(first, f"{named or 'it'} is pending", remedy)
-    if newest.state not in (*FAILED, "pending") and not force:
+    if newest.state not in (*FAILURES, "pending") and not force:
         return Refusal(first, f"{named or 'it'} is {newest.state}", "--force resends it")
     command = _content(family.in_order)
     if command is None:

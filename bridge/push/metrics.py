@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from bridge.contract import Receipt
+from bridge.contract import DELIVERIES, Receipt
 from bridge.push.partition import Partition
 
 __all__ = ["GroupMetrics", "PartitionMetrics", "PushMetrics"]
@@ -117,7 +117,7 @@ class PushMetrics:
     def stored(self, receipt: Receipt) -> None:
         """Count a receipt that Pulsar has."""
         self.counters["receipts"].labels(receipt.state).inc()
-        if receipt.state in ("delivered", "answered") and receipt.confirmed_at_us and receipt.pushed_at_us:
+        if receipt.state in DELIVERIES and receipt.confirmed_at_us and receipt.pushed_at_us:
             self.confirm.observe(max(0.0, (receipt.confirmed_at_us - receipt.pushed_at_us) / 1e6))
             if receipt.emitted_at_us:
                 self.delivery.observe(max(0.0, (receipt.confirmed_at_us - receipt.emitted_at_us) / 1e6))

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from bridge.contract import DELIVERIES
 from pulsebridge.audit.records import Emitted, Records, TableRow
 
 __all__ = ["Finding", "Hop", "Kind", "findings"]
@@ -46,9 +47,6 @@ class Kind:
     ALTERED: Final = "altered"
     UNEXPECTED: Final = "unexpected"
     SHORT: Final = "short"
-
-
-_DELIVERED: Final = ("delivered", "answered")
 
 
 class Finding(NamedTuple):
@@ -225,8 +223,8 @@ def _received(records: Records) -> list[Finding]:
 
 def _receipts(records: Records) -> list[Finding]:
     emitted = _first_copies(records.emitted)
-    delivered = [r for r in records.receipts if r.state in _DELIVERED]
-    others = [r for r in records.receipts if r.state not in _DELIVERED]
+    delivered = [r for r in records.receipts if r.state in DELIVERIES]
+    others = [r for r in records.receipts if r.state not in DELIVERIES]
     return [
         *_compare(Hop.RECEIPTS, emitted, delivered, same=("device",)),
         *_compare(Hop.RECEIPTS, emitted, others, due=(), same=("device",)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from bridge.contract import FAILURES
 from bridge.display import printable
 from bridge.errors import ConfigError
 from pulsebridge.cli.dead_letters import DeviceOption, ReasonOption, SinceOption, TopicOption, selection_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_STATES: Final = "rejected|overflowed|expired"
+_STATES: Final = "|".join(FAILURES)
 _HOW: Final = (
     "for dead letters give --letter, --topic, --reason, --device or --since, or --all; for commands give ids, or "
     f"--device or --group with --state {_STATES}"
@@ -174,7 +175,7 @@ def _resend_commands(
     as_json: bool,
 ) -> bool:
     """Resend commands and print the result. Returns whether one was refused."""
-    from bridge.dead_letters.history import FAILED, next_copy, of_one_device
+    from bridge.dead_letters.history import next_copy, of_one_device
     from bridge.dead_letters.resending import resend
     from bridge.inspect.devices.search import Search
     from bridge.settings.units import since_us
@@ -182,7 +183,7 @@ def _resend_commands(
     from pulsebridge.cli.devices import push_topics
 
     target, narrowed = device or group, group or since
-    if bool(ids) == bool(states) or (not target if states else narrowed) or not set(states) <= set(FAILED):
+    if bool(ids) == bool(states) or (not target if states else narrowed) or not set(states) <= set(FAILURES):
         raise ConfigError("no command, or an ambiguous set of commands, is selected", remedy=_HOW)
     now_us = time.time_ns() // 1000
     expires_at_ms = _expiry(expires_in, now_us)

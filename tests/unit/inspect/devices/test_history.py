@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.contract import C_ID, P_DEAD_LENGTH, Receipt
+from bridge.contract import C_ID, FAILURES, P_DEAD_LENGTH, Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
 from bridge.dead_letters.history import (
-    FAILED,
     Family,
     InGroup,
     Refusal,
@@ -44,7 +43,7 @@ def family(*states: str, command: Command = COMMAND) -> Family:
     return found
 
 
-@pytest.mark.parametrize("state", FAILED)
+@pytest.mark.parametrize("state", FAILURES)
 def test_a_failed_command_is_sent_again_as_it_was_with_an_id_that_follows(state: str) -> None:
     for states, name in (((state,), "c~2"), (("rejected", state), "c~3")):
         sent = next_copy(family(*states), now_us=NOW)
@@ -195,7 +194,7 @@ def test_an_id_may_be_that_of_a_copy_or_of_a_command_that_is_called_so(root: str
     assert root in candidates(root)
 
 
-@given(st.lists(st.sampled_from([*FAILED, "delivered", "pending"]), min_size=1, max_size=5), st.booleans())
+@given(st.lists(st.sampled_from([*FAILURES, "delivered", "pending"]), min_size=1, max_size=5), st.booleans())
 def test_sent_again_twice_gives_one_command(states: list[str], force: bool) -> None:
     found = family(*states)
     sent = next_copy(found, now_us=NOW, force=force)
