@@ -34,7 +34,7 @@ OPTIONS: Final[Mapping[str, str]] = {
     "subscriptionWaitMs": "How long to wait for a subscription that another consumer uses, in ms (default 15000).",
     "minPartitions": "Least number of tasks; entry ranges are split to reach it. If several readers of a bookie are slower than one, limit what it reads ahead: dbStorage_readAheadCacheBatchBytesSize (4 MiB suffice).",
     "maxBytesPerPartition": "Most bytes of one task; a longer range is split by entries.",
-    "hotTailBytes": "Streaming: most bytes of the newest messages in the driver's memory; a batch within them starts no Python worker (default 16777216; 0: none). Not used with minPartitions.",
+    "hotTailBytes": "Streaming: most bytes of the newest messages in the driver's memory; a batch within them starts no Python worker (default 16777216; 0: none). Not used with minPartitions. Pulsar itself delays each new message by up to 10 ms, unless the brokers have managedLedgerNewEntriesCheckDelayInMillis=0.",
     "readIdleTimeout": "How long a task waits for the next entry before it asks Pulsar about it, in ms (default 60000).",
     "columns": "The columns to build, separated by commas; default all.",
     "decode": "none (default: value has the raw bytes); value: value is decoded by the topic's Pulsar schema; fields: likewise, and the fields of a record are separate columns, as in StreamNative's connector.",

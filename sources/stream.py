@@ -196,7 +196,7 @@ class StreamPlanner:
         until = time.monotonic() + _FOLLOW_S
         try:
             while self._subscription.waits and time.monotonic() < until:
-                time.sleep(0.1)
+                time.sleep(0.02)
                 self._views = self._catalog.snapshot(end.positions)
                 self._subscription.check(self._views)
         except TransientError as e:
