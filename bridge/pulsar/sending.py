@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ __all__ = ["PartitionWriters", "Receipts", "close_quietly"]
 log = structlog.get_logger("pulsar")
 
 _NONE: Final = object()
+_LOOK_S: Final = 0.2
 
 
 class Receipts:
@@ -47,9 +49,23 @@ class Receipts:
         with self._changed:
             return self._changed.wait_for(lambda: len(self._results) >= self._sent, timeout_s)
 
-    def answered(self, key: Hashable) -> bool:
-        """Whether Pulsar has answered a message."""
-        return key in self._results
+    def wait_for_all(self, operation: str, patience_s: float, over: Callable[[], bool]) -> bool:
+        """Wait for the answers to all messages. Returns False when it is ``over`` before.
+
+        Raises TransientError if no further answer arrives for ``patience_s`` seconds: Pulsar's client retries without end.
+        """
+        answered, since = -1, 0.0
+        while not self.wait(_LOOK_S):
+            if over():
+                return False
+            if len(self._results) > answered:
+                answered, since = len(self._results), time.monotonic()
+            if time.monotonic() - since >= patience_s:
+                raise TransientError(
+                    f"{operation}: no answer to {self._sent - answered} messages for {patience_s:g} s",
+                    remedy="see whether Pulsar's brokers and bookies are up",
+                )
+        return True
 
     def message_id(self, key: Hashable) -> MessageId:
         """Return the id of a message that ``send_async`` sent, and that is stored."""

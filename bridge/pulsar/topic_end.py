@@ -185,6 +185,7 @@ def read_partition(
     compacted: bool = False,
     queue: int = 1000,
     name: str | None = None,
+    over: Callable[[], bool] = lambda: False,
 ) -> Iterator[Message]:
     """Yield the messages of a partition from ``start`` to its end, as ``read_to_end``, with a reader of its own.
 
@@ -193,7 +194,9 @@ def read_partition(
     """
     reader = client.reader(partition, start, queue=queue, inclusive=inclusive, compacted=compacted, name=name)
     try:
-        yield from read_to_end(reader, client.settings, partition, start=start, last=last, compacted=compacted)
+        yield from read_to_end(
+            reader, client.settings, partition, start=start, last=last, compacted=compacted, over=over
+        )
     finally:
         close_quietly(reader)
 

@@ -2,8 +2,8 @@
 
 Concepts, one name each:
 
-- *position*: where a command is in its partition's log; a device gets it with a tag (``position_tags``).
-- *command*: a message for one device; ``command`` and ``command_registry`` track it from its arrival to its receipt.
+- *position*: where a command is in its partition's log; a device gets it with a tag (``device_protocol``).
+- *command*: a message for one device; ``command`` tracks it from its arrival to its receipt.
 - *device*: queue, cursor and parked commands of one name (``device``).
 - *mode*: whether a device is LIVE, PARKED or REPLAYING (``states``).
 - *flight*: a push that the MQTT broker has not confirmed (``flights``).
@@ -13,7 +13,7 @@ Concepts, one name each:
 - *receipt*: the final state of a command, for its writer (``settlement``, ``receipt_log``).
 - *retention*: up to where Pulsar may trim (``retention``, ``compaction``).
 - *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``owner``).
-- *presence*: signs of life and of absence (``presence``, ``probes``).
+- *presence*: signs of life and of absence (``probes``).
 - *resume*: a device asks for all that comes after a position (``resume``, ``resume_answers``, ``request_log``).
 - *group entry*: a command of a group, as an index into the group's log (``groups``).
 - *relocation*: commands that are parked for long move to a topic of their own (``retention``).

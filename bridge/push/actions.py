@@ -190,6 +190,10 @@ class Outbox:
         """Add an action that no write answers."""
         self._actions.append(action)
 
+    def acknowledge(self, position: CommandPosition) -> None:
+        """Acknowledge a message."""
+        self._actions.append(Ack(position))
+
     def write(self, action: Action) -> None:
         """Add an action that a write answers."""
         self.writes += 1

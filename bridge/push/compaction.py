@@ -50,8 +50,7 @@ from bridge.pulsar.provisioning_plan import (
     PRESENCE_RETENTION,
     group_needs,
 )
-from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.topic_end import read_partition
 from bridge.pulsar.watch import watching
 from bridge.push.position_reader import position_of
 from bridge.settings import Settings
@@ -194,20 +193,15 @@ class _Reading:
 
     def view(self, start: MessageId) -> Generator[ViewRecord]:
         """Yield what the compacted view has, from ``start`` to its present end."""
-        reader: Any = self._client.reader(self._partition, start, queue=200, compacted=True)
-        try:
-            for message in read_to_end(
-                reader, self._client.settings, self._partition, start=start, compacted=True, over=self._over
-            ):
-                if self._seen >= _FAR_TOO_MUCH_BYTES:
-                    return
-                # Compaction removes no message from within a batch: it stays there without key and payload.
-                key = key_of(message)
-                if key != "" or message.data():
-                    self._seen += len(message.data())
-                    yield ViewRecord(position_of(message.message_id()), message.publish_timestamp(), key is None)
-        finally:
-            close_quietly(reader)
+        view = read_partition(self._client, self._partition, start=start, compacted=True, queue=200, over=self._over)
+        for message in view:
+            if self._seen >= _FAR_TOO_MUCH_BYTES:
+                return
+            # Compaction removes no message from within a batch: it stays there without key and payload.
+            key = key_of(message)
+            if key != "" or message.data():
+                self._seen += len(message.data())
+                yield ViewRecord(position_of(message.message_id()), message.publish_timestamp(), key is None)
 
     def follow_oldest(self, consumer: Any, subscription: str, first: LogRecord | None) -> Move:
         """Move the subscription to the oldest message that is the last of its key; ``first`` is what it shows first."""
@@ -221,7 +215,6 @@ class _Reading:
             # By seek, for which nothing in between is read. There is such an entry: the subscription has kept it.
             with our_errors(f"moving {subscription} on {self._partition}"):
                 consumer.seek(message_id(-1, *oldest.position[:2], -1))
-            self._log_move(subscription, oldest.position)
             return Move(True, oldest)
         if oldest.aged(time.time()):
             retained = chain([first], islice(self.retained(consumer), _A_LOOK))
@@ -239,23 +232,13 @@ class _Reading:
             return Move()
         with our_errors(f"moving {subscription} on {self._partition}"):
             consumer.acknowledge_cumulative(found.message_id)
-        self._log_move(subscription, found.position)
         return Move(True)
 
     def _compacted_away(self, first: LogRecord, retained: Iterable[LogRecord]) -> Generator[LogRecord]:
         with closing(self.view(first.message_id)) as view:
             yield from compacted_away((kept.position for kept in view), retained)
 
-    def _log_move(self, subscription: str, position: LogPosition) -> None:
-        log.debug(
-            "subscription moved behind the compaction",
-            partition=self._partition,
-            subscription=subscription,
-            position=position,
-        )
-
     def _warn_if_not_compacted(self) -> None:
-        """Say when the topic is not compacted at all."""
         if self._seen >= _FAR_TOO_MUCH_BYTES:
             log.warning(
                 "partition grows because it is not compacted. Action: run pulsar-admin topicPolicies "
@@ -278,9 +261,7 @@ class RewriteSchedule:
         self._asked: dict[str, _Asked] = {}
 
     def ask(self, partition: str, followed: Move, now: float, owner: Callable[[], bool]) -> bool:
-        """Ask the owner of a partition to write its records again if that is due at ``now``, in seconds since the epoch.
-        ``owner`` returns whether it will. Returns whether it will now.
-        """
+        """Ask ``owner`` to write its records again if that is due at ``now`` (s since the epoch). Returns whether it will."""
         oldest, asked = followed.oldest, self._asked.get(partition)
         if oldest is None or not (followed.passed or oldest.aged(now)):
             return False
@@ -337,6 +318,7 @@ def watching_compaction(
                         moved = follow_compaction(
                             client, names[number], subscription, trusting=trusting, over=lambda: health.ending
                         )
+                        log.debug("compaction followed", topic=names[number], moved=moved.moved)
                         if owner is not None:
                             ages.ask(names[number], moved, time.time(), partial(owner, number))
 

@@ -32,7 +32,7 @@ from bridge.contract.decoding import (
     json_record,
 )
 from bridge.errors import ContractError
-from bridge.push.position_tags import SECRET_BYTES
+from bridge.push.device_protocol import SECRET_BYTES
 from bridge.push.segments import ParkedId
 
 __all__ = [
@@ -140,10 +140,7 @@ class RememberedIds:
         return digest not in self._dead and self._has(digest)
 
     def add(self, command_id: str, *, delivered: bool, at_us: int) -> bool:
-        """Remember an id. ``at_us``: when it was settled, in µs since the epoch; 0 for about when the one before was.
-
-        Returns whether it was not known.
-        """
+        """Remember an id, settled at ``at_us`` (µs since the epoch, 0: as the one before). Returns whether it is new."""
         return self._add(_digest(command_id), delivered, at_us // _DAY_US)
 
     def merge(self, other: RememberedIds) -> int:
@@ -256,9 +253,7 @@ def _digest(command_id: str) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """The cursor of one device. It remembers the last ``capacity`` settled ids and more of the last days, see
-    ``RememberedIds``.
-    """
+    """The cursor of one device, which remembers the last ``capacity`` settled ids, and more (``RememberedIds``)."""
 
     capacity: int
     position: CommandPosition = BEFORE_ALL
@@ -324,9 +319,7 @@ class Cursor:
         self.resend = resend
 
     def replay_from(self, first: CommandPosition | None) -> None:
-        """Send the parked commands from ``first`` on again, and no others; their segments are stored before this cursor.
-        None: none of them.
-        """
+        """Send the parked commands from ``first`` on again, none for None; their segments are stored before this cursor."""
         self.resend = []
         self.resend_from = None if first is None else first._replace(batch_index=first.batch_index - 1)
 
@@ -341,9 +334,7 @@ class Cursor:
         del self.unproven[:-MAX_UNPROVEN]
 
     def settle(self, position: CommandPosition, command_id: str, *, delivered: bool, at_us: int = 0) -> None:
-        """Move to ``position`` and remember the id: a repetition of it is not for the device. ``at_us``: when it was
-        delivered.
-        """
+        """Move to ``position`` and remember the id, of which no repetition is sent. ``at_us``: when it was delivered."""
         self.pass_over(position)
         if delivered:
             self.delivered_at_ms = max(self.delivered_at_ms, at_us // 1000)
@@ -354,9 +345,7 @@ class Cursor:
         self._unnamed += count
 
     def merge(self, other: Cursor) -> None:
-        """Add what ``other``, a record of the same device, has beyond this one. If commands are to be sent again, the
-        position stays as it is for them.
-        """
+        """Add what ``other``, a record of the same device, has beyond this one; if it resends, the position stays."""
         if self.resend_from is None:
             self.position = max(self.position, other.position)
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
@@ -404,9 +393,7 @@ class Cursor:
 
     @decodes("the ids of commands")
     def with_ids(self, payload: bytes) -> None:
-        """Add the ids of a record apart, which are older than those in the cursor. Raises ContractError
-        when the payload is none of this version.
-        """
+        """Add the ids of a record apart, which are older than those in the cursor. Raises ContractError."""
         older = RememberedIds.from_record(_body(payload, CURSOR_VERSION), self.capacity)
         self._fresh = min(self._fresh, len(self._ids))
         self._ids.put_before(older)
@@ -461,9 +448,7 @@ class OwnerRecord:
 
 
 def term_record(secret: bytes) -> bytes:
-    """Return the payload under ``TERM_KEY``: the producer that writes it begins its term. ``secret`` is the partition's,
-    which each owner takes over from the former one (``position_tags``).
-    """
+    """Return the payload under ``TERM_KEY``; ``secret`` is the partition's, which owners take over (``device_protocol``)."""
     return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 
 

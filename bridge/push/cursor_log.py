@@ -15,9 +15,9 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
+from bridge.push.device_protocol import new_secret
 from bridge.push.partition import Partition
 from bridge.push.position_reader import leave_out_foreign, read_records
-from bridge.push.position_tags import new_secret
 from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
 
@@ -55,18 +55,13 @@ class _Terms:
         self._begun = writer
 
     def of(self, writer: str) -> int:
-        """Return where a record belongs. The last term that began shows it better than the first record of a writer: what
-        another writer has behind it is late, whatever was compacted away.
-        """
+        """Return where a record belongs: what another writer has behind the last term that began is late."""
         term = self._order.setdefault(writer, len(self._order))
         return term if self._begun in (None, writer) else _LATE
 
 
 class CursorRecords:
-    """What a cursors partition contains: cursors by device, segments of parked ids, and the last record of an owner.
-
-    ``whole`` adds the ids that are stored apart to their cursors, and finds those without a cursor.
-    """
+    """What a cursors partition contains: cursors by device, segments of parked ids, and the last record of an owner."""
 
     def __init__(self, capacity: int) -> None:
         """``capacity`` is how many settled ids each cursor remembers."""
@@ -145,9 +140,7 @@ class CursorRecords:
 
     @property
     def orphans(self) -> list[str]:
-        """Devices of which nothing but ids is left by ``whole``: no owner would ever write these records again, or read
-        them.
-        """
+        """Devices of which ``whole`` leaves nothing but ids: no owner would write or read these records again."""
         return list(self._ids)
 
     def _take_ids(self, device: str, payload: bytes, term: int) -> None:
@@ -244,10 +237,7 @@ class CursorLog:
         """The id of the last record that Pulsar has stored for us."""
 
     def own(self) -> None:
-        """Become the owner: wait for the exclusive producer of the partition (H23).
-
-        Raises TransientError after a few seconds as a standby: try again.
-        """
+        """Wait for the exclusive producer of the partition (H23). Raises TransientError after some seconds: try again."""
         self._producer = self._client.producer(self.topic, exclusive=True, max_pending=60_000)
 
     @property
@@ -315,8 +305,8 @@ class CursorLog:
         self.last_stored = message_id
 
 
-_WRITTEN_AT_ONCE: Final = 1000
-"""Cursors that are written again, without a receipt so far: other writes must find room in the queue."""
+_UNANSWERED_LOST: Final = 1000
+"""While Pulsar has so many writes to answer, even lost cursors wait: other writes must find room in the queue."""
 _STEP_S: Final = 0.1
 _STEP_DEVICES: Final = 20
 _STEP_BYTES: Final = 100_000
@@ -353,7 +343,6 @@ class CursorRewriter:
         self._lost: deque[str] = deque()
         self._slow: deque[str] = deque()  # devices, and keys of push's own
         self._parked_bytes = 0  # of a device, on the average
-        self._being_written = 0
         self._next = 0.0
         self._secret = b""  # of the partition, once it is taken over
 
@@ -390,12 +379,11 @@ class CursorRewriter:
 
     def turn(self, core: Partition, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
-        while self._lost and self._being_written < _WRITTEN_AT_ONCE:
+        while self._lost and self._log.unanswered < _UNANSWERED_LOST:
             device = self._lost.popleft()
             cursor = core.devices.cursor_of(device)
             if cursor is not None:
-                self._being_written += 1
-                self._log.write_cursor(cursor.records(device, whole=True), CursorsForgotten)
+                self._log.write_cursor(cursor.records(device, whole=True), None)
         if now >= self._next and self._log.unanswered < _UNANSWERED:
             self._step(core, now)
 
@@ -423,7 +411,3 @@ class CursorRewriter:
         """Leave to the next owner what is not urgent. Our term must not be the oldest record."""
         self._slow.clear()
         self._write_term()
-
-    def stored(self) -> None:
-        """One that was written with the token ``CursorsForgotten`` is stored."""
-        self._being_written -= 1

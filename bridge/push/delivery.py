@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Outbox, Push
-from bridge.push.command import Answer, TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import Answer, CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
@@ -156,9 +155,7 @@ class Delivery:
         self._settlement.confirmed(self._devices.awake[tracked.command.device], tracked)
 
     def answered_late(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> Device | None:
-        """A device answered a command that waits in Pulsar again: that settles the command if it is still to be sent.
-        Returns the device, None if no such command is known.
-        """
+        """A device answered a command that waits in Pulsar again, which settles it. Returns the device, None if unknown."""
         name = self._late.device_of(position)
         device = None if name is None else self._devices.known(name)
         if device is None or position not in device.parked:
@@ -201,9 +198,7 @@ class Delivery:
         self._devices.retry_at(failure.device, now_us + wait)
 
     def lose_link(self, now_us: int, *, closed: bool) -> None:
-        """The connection ended: what was in flight may have arrived, and is sent again, marked. ``closed``: the broker
-        ended it, perhaps for a packet of ours; a command for which it does so repeatedly is given up.
-        """
+        """The connection ended: what was in flight is sent again, marked, or given up. ``closed`` as in ``Flights.lose_all``."""
         for flight in self._flights.lose_all(now_us, closed=closed):
             device, tracked = flight.device, flight.tracked
             if flight.blame:

@@ -7,15 +7,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.command import TrackedCommand
 from bridge.push.cursor import Cursor
 from bridge.push.segments import Parked
 from bridge.push.states import DeviceEvent, Mode, next_mode
 
-__all__ = ["Device", "Devices", "Dormant"]
+__all__ = ["Device", "Devices"]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +59,6 @@ class ReplayProgress:
     """Only expired commands are read."""
     waiting: bool = False
     """It waits for its turn to be read."""
-    probe_wait_us: int = 0
-    probe_at_us: int = 0
     resuming: bool = False
     """A resume request is under way: the device stays parked."""
 
@@ -102,6 +99,13 @@ class Device:
         """Change the mode. Raises IllegalTransitionError."""
         self.mode = next_mode(self.mode, event)
 
+    @property
+    def last_waiting(self) -> CommandPosition:
+        """The last command that waits: in the queue if the device is LIVE, else parked; BEFORE_ALL without one."""
+        if self.mode is Mode.LIVE:
+            return self.queue[-1].position if self.queue else BEFORE_ALL
+        return self.parked.position(-1) if len(self.parked) else BEFORE_ALL
+
     def queues(self, tracked: TrackedCommand) -> bool:
         """Return whether this very command waits for the cursor to pass it."""
         return any(one is tracked for one in self.queue)
@@ -118,14 +122,6 @@ class Device:
         return self.replay.coming + sum(1 for one in tracked if one.pulled or one.listed)
 
 
-class Dormant(NamedTuple):
-    """A parked device with nothing under way: its ids are all that stays in memory."""
-
-    parked: Parked
-    probe_wait_us: int
-    probe_at_us: int
-
-
 class Devices:
     """Every device that the partition knows."""
 
@@ -133,7 +129,8 @@ class Devices:
         self._remembered_ids = remembered_ids
         self.awake: dict[str, Device] = {}
         """With something under way since the takeover."""
-        self.dormant: dict[str, Dormant] = {}
+        self.dormant: dict[str, Parked] = {}
+        """Parked devices with nothing under way: their ids are all that stays in memory."""
         self.cursors = cursors
         """Of devices that are not awake."""
         self.dirty: dict[str, Device] = {}
@@ -147,10 +144,9 @@ class Devices:
         if device is None:
             cursor = self.cursors.pop(name, None) or Cursor(self._remembered_ids)
             device = self.awake[name] = Device(name, cursor, cursor.position)
-            dormant = self.dormant.pop(name, None)
-            if dormant is not None:
-                device.mode = Mode.PARKED
-                device.parked, device.replay.probe_wait_us, device.replay.probe_at_us = dormant
+            parked = self.dormant.pop(name, None)
+            if parked is not None:
+                device.mode, device.parked = Mode.PARKED, parked
         return device
 
     def known(self, name: str) -> Device | None:
@@ -167,7 +163,7 @@ class Devices:
         del self.awake[device.name]
         if device.cursor.has_state:
             self.cursors[device.name] = device.cursor
-        self.dormant[device.name] = Dormant(device.parked, replay.probe_wait_us, replay.probe_at_us)
+        self.dormant[device.name] = device.parked
 
     def mode_of(self, name: str) -> Mode:
         """Return the mode of a device; one without a command is LIVE."""
@@ -205,15 +201,12 @@ class Devices:
 
     def parked_of(self, name: str) -> Parked | None:
         """Return what is parked for a device, None for an unknown one."""
-        dormant, device = self.dormant.get(name), self.awake.get(name)
-        if dormant is not None:
-            return dormant.parked
-        return None if device is None else device.parked
+        device = self.awake.get(name)
+        return self.dormant.get(name) if device is None else device.parked
 
     def all_parked(self) -> Iterator[tuple[str, Parked]]:
         """Yield each device with parked commands, and these."""
-        for name, dormant in self.dormant.items():
-            yield name, dormant.parked
+        yield from self.dormant.items()
         for name, device in self.awake.items():
             if len(device.parked):
                 yield name, device.parked

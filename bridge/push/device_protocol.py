@@ -8,7 +8,9 @@ command may have come before; it answers on the answer topic with those six leve
 user property ``failed`` of ``1``, reports that the device could not execute the command: push sends it again by the same
 policy as one without an answer.
 
-All devices of a partition share its answer topic, so the topic proves nothing; the tag does (``position_tags``).
+A position alone can be guessed, and all devices of a partition share its answer topic. The tag is a keyed hash of position and
+device (H36). The key is the partition's secret, which is stored in its cursors topic, so a later owner accepts the tags of a
+former one. A client that did not receive the command, or sends for another device, cannot make it.
 
 A resume request is the position of the last command that the device has had, with its tag:
 ``{"from": "0.3.7.1.-1.<tag>"}``, or the bare text, or the six topic levels. The tag proves that the request comes from this
@@ -17,7 +19,12 @@ device. ``earliest``, for all that Pulsar still has, proves nothing: push refuse
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import json
+import re
+import secrets
 from typing import Final, NamedTuple
 
 from bridge.contract import (
@@ -32,24 +39,81 @@ from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Push, ResumeAnswer, ResumeRequest
-from bridge.push.position_tags import GENERATION, PositionTags, read_position
 from bridge.settings.push import PushSettings
 
 __all__ = [
-    "FAILED_LEVEL",
     "MAX_REQUEST_BYTES",
-    "REPEAT_LEVEL",
+    "SECRET_BYTES",
     "DeviceAnswer",
-    "Outgoing",
+    "PositionTags",
     "answer_filter",
     "answer_payload",
-    "answer_topic",
     "check_topic",
+    "new_secret",
     "outgoing",
     "parse_answer",
     "read_from",
+    "read_position",
     "refusal",
 ]
+
+GENERATION: Final = 0
+SECRET_BYTES: Final = 32
+_TAG_BYTES: Final = 12
+"""96 bits: 16 characters of base64url, which any MQTT topic may contain."""
+_FORM: Final = re.compile(
+    r"(\d{1,9})([./])(\d{1,9})\2(\d{1,18})\2(\d{1,18})\2(-1|\d{1,9})\2([A-Za-z0-9_-]{16})", re.ASCII
+)
+_LONGEST: Final = 96
+"""No position has more characters."""
+
+
+class TaggedPosition(NamedTuple):
+    """A position as a device sent it back."""
+
+    generation: int
+    partition: int
+    position: CommandPosition
+    tag: str
+
+
+def new_secret() -> bytes:
+    """Return a random secret for a partition without one."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def read_position(text: str) -> TaggedPosition:
+    """Read a position with its tag, separated by dots or as topic levels. Raises ContractError for any other text."""
+    found = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
+    if found is None:
+        raise ContractError("this is not a position of a command")
+    generation, _, partition, ledger, entry, index, tag = found.groups()
+    position = CommandPosition(int(ledger), int(entry), int(index))
+    return TaggedPosition(int(generation), int(partition), position, tag)
+
+
+class PositionTags:
+    """Makes and verifies the tags of one partition."""
+
+    def __init__(self, secret: bytes, partition: int) -> None:
+        self._key = hmac.new(secret, digestmod=hashlib.sha256)
+        self._partition = partition
+
+    def tagged(self, position: CommandPosition, device: str) -> str:
+        """Return the opaque position that ``device`` gets with the command at ``position``."""
+        return f"{position.encode(self._partition, GENERATION)}.{self._tag(position, device)}"
+
+    def proves(self, tag: str, position: CommandPosition, device: str) -> bool:
+        """Return whether the sender of ``tag`` received the command at ``position`` as ``device``."""
+        return hmac.compare_digest(tag.encode(), self._tag(position, device).encode())
+
+    def _tag(self, position: CommandPosition, device: str) -> str:
+        key = self._key.copy()
+        key.update(f"{position.encode(self._partition, GENERATION)}\0{device}".encode(errors="surrogatepass"))
+        return base64.urlsafe_b64encode(key.digest()[:_TAG_BYTES]).decode("ascii")
+
+
+# --- commands and answers ---
 
 FAILED_LEVEL: Final = "failed"
 REPEAT_LEVEL: Final = "repeat"
@@ -74,9 +138,7 @@ def answer_topic(topic: str, partition: int) -> str:
 
 
 def answer_filter(topic: str, partition: int) -> str:
-    """Return the filter by which the owner of a partition gets the answers to its commands, on its answer topic and
-    below it (MQTT-4.7.1-2).
-    """
+    """Return the filter for the answers to a partition's commands, on its answer topic and below (MQTT-4.7.1-2)."""
     return f"{answer_topic(topic, partition)}/#"
 
 
@@ -167,10 +229,7 @@ def refusal(why: str, text: str) -> bytes:
 def read_from(
     payload: bytes, device: str, partition: int, tags: PositionTags, *, earliest: bool
 ) -> tuple[str, CommandPosition]:
-    """Return the text and the position of a request of ``device``; ``earliest`` says whether it may ask for everything.
-
-    Raises ContractError with the reason for the device.
-    """
+    """Return text and position of a request; ``earliest``: it may ask for all. Raises ContractError with the reason."""
     if len(payload) > MAX_REQUEST_BYTES:
         raise ContractError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
     text = _text_of(payload)

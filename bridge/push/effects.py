@@ -38,12 +38,11 @@ from bridge.push.actions import (
 )
 from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
+from bridge.push.device_protocol import DeviceAnswer, PositionTags, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource, PartitionLog
+from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.position_reader import StoredMessage
-from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
 from bridge.push.threads import Budget
@@ -66,7 +65,6 @@ class Effects:
     _core: Partition
     _link: Link
     _log: PartitionLog
-    _source: CommandSource
     _budget: Budget
     _metrics: PushMetrics
     _ask: Callable[[CommandPosition], bytes | None]
@@ -81,9 +79,7 @@ class Effects:
         self._came: deque[tuple[Push, bytes | None]] = deque()  # what waits no more but for room in the window
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
-        self.resume = ResumeRequests(
-            self._settings, self._core, self._link, self._log, self._source, self._metrics, self._tags
-        )
+        self.resume = ResumeRequests(self._settings, self._core, self._link, self._log, self._metrics, self._tags)
 
     def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
@@ -201,13 +197,13 @@ class Effects:
             self._write_dead_letter(action)
         elif isinstance(action, Ack):
             message = self._messages.pop(action.position)
-            self._source.acknowledge(message.message_id)
+            self._log.acknowledge(message.message_id)
             self._budget.release(len(message.payload))
             reach("after_ack")
         elif isinstance(action, StoreSegment):
             self._log.cursors.write_record(action.key, action.payload, action)
         elif isinstance(action, (Pull, Copy)):
-            self._source.puller.begin(action)
+            self._log.puller.begin(action)
         elif isinstance(action, Forget):
             self._forget(action.position)
         elif isinstance(action, (FindCommands, AnswerRequest, DropRequest)):
@@ -217,7 +213,7 @@ class Effects:
     def _forget(self, position: CommandPosition) -> None:
         message = self._pulled.pop(position, None)
         if message is not None:
-            self._source.puller.release(len(message.payload))
+            self._log.puller.release(len(message.payload))
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""
@@ -285,7 +281,7 @@ class Effects:
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
-                    confirmed=partial(self._confirmed, push.number, made.topic),
+                    confirmed=partial(self._confirmed, push, made.topic),
                     sent=partial(self._sent, push.number),
                 )
             except ValueError as e:  # of a command that an earlier release took
@@ -308,8 +304,8 @@ class Effects:
     def _sent(self, number: int) -> None:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
-    def _confirmed(self, number: int, topic: str, confirmation: Confirmation) -> None:
-        self.trace(Confirmed(number, confirmation.reason))
+    def _confirmed(self, push: Push, topic: str, confirmation: Confirmation) -> None:
+        self.trace(Confirmed(push.position, confirmation.reason))
         if confirmation.reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "
@@ -322,6 +318,5 @@ class Effects:
             self._metrics.counters["refused"].inc()
         else:
             reach("after_puback")
-        self.resume.answers.newest_push = max(self.resume.answers.newest_push, number)
-        self._core.confirmed(number, confirmation.reason, time.time_ns() // 1000)
+        self._core.confirmed(push.number, confirmation.reason, time.time_ns() // 1000)
         self._hand_on()

@@ -91,9 +91,10 @@ class Flights:
         self._lone = 0  # the push that did
         self._faults: OrderedDict[CommandPosition, _Fault] = OrderedDict()
         self._answers = 0  # of the broker, to any publish
-        self._newest = 0  # the last push that was answered: they are numbered in the order of sending
         self.pushes = 0
-        """The number of the last push."""
+        """The number of the last push, or answer to a request: both are numbered in the order of sending."""
+        self.newest = 0
+        """The last of them that the broker confirmed."""
         self.connected = False
         """The MQTT connection is up, and Pulsar has confirmed the ownership on it."""
         self.draining = False
@@ -121,9 +122,7 @@ class Flights:
     # --- begin ---
 
     def must_pause(self, now_us: int) -> bool:
-        """Return whether the broker may still close the connection for what is in flight, and a suspect is among it or
-        waits to go alone.
-        """
+        """Return whether a suspect waits, or is in flight, while the broker may still close the connection for a push."""
         if not self._lone and not self._aside:
             return False
         if any(now_us - one.at_us < SHORT_US and not one.stalled for one in self._flights.values()):
@@ -143,9 +142,7 @@ class Flights:
         return True
 
     def too_many_silent(self, tracked: TrackedCommand) -> bool:
-        """Return whether a command that the broker did not answer before waits for others of this kind: they get half
-        the window at most.
-        """
+        """Return whether a command that was not answered before waits: all of this kind get half the window at most."""
         if not self._fault_of(tracked).silences:
             return False
         silent = sum(1 for flight in self._flights.values() if self._fault_of(flight.tracked).silences)
@@ -197,12 +194,9 @@ class Flights:
         return flight if flight.wanted else None
 
     def confirm(self, number: int) -> Flight | None:
-        """The broker answered push ``number``, with any reason code. Returns its flight, None if its command does not wait
-        for it.
-        """
+        """The broker answered push ``number``, with any reason code. Returns as ``end``."""
         if number in self._flights:
-            self.broker_answered()
-            self._newest = max(self._newest, number)
+            self.broker_answered(number)
             self._faults.pop(self._flights[number].tracked.position, None)
         return self.end(number)
 
@@ -215,7 +209,7 @@ class Flights:
         for number, flight in self._flights.items():
             if not flight.sent or not flight.wanted:
                 continue
-            if self._is_overdue(flight, now_us) and number < self._newest:
+            if self._is_overdue(flight, now_us) and number < self.newest:
                 self._blame_silence(flight)
             elif now_us - flight.at_us < SHORT_US:
                 young.append(flight)
@@ -238,9 +232,10 @@ class Flights:
 
     # --- faults ---
 
-    def broker_answered(self) -> None:
-        """The broker answered some publish."""
+    def broker_answered(self, number: int = 0) -> None:
+        """The broker answered some publish, ``number`` if it has one."""
         self._answers += 1
+        self.newest = max(self.newest, number)
 
     def broker_unreachable(self) -> None:
         """An attempt to connect failed: the broker itself was the cause, not a command."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -25,10 +25,11 @@ from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answe
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog, Seen
-from bridge.push.presence import PresenceRules
+from bridge.routing.templates import Filter
 from bridge.settings import Settings
+from bridge.settings.push import PresenceRule
 
-__all__ = ["Inbound"]
+__all__ = ["Inbound", "PresenceRules", "Sign"]
 
 log = structlog.get_logger("push")
 
@@ -38,6 +39,30 @@ _SIGNS_BYTES: Final = 64 * 1024 * 1024
 """Signs of devices that come before the takeover; devices name themselves."""
 _LOGGED: Final[dict[tuple[str, int, str], bool | str]] = {}
 """By broker and ``push.confirm`` what was logged last of its answers."""
+
+
+class Sign(NamedTuple):
+    """What one message says of a device."""
+
+    device: str
+    alive: bool
+
+
+class PresenceRules:
+    """Reads birth and will messages."""
+
+    def __init__(self, rules: Sequence[PresenceRule]) -> None:
+        """Raises ValueError for a filter that is none or that names no device."""
+        self._rules = [(Filter.parse(rule.filter), {text.encode() for text in rule.absent}) for rule in rules]
+        self.filters = tuple(dict.fromkeys(found.mqtt for found, _ in self._rules))
+
+    def sign(self, message: Message) -> Sign | None:
+        """Return what the message says, None when no rule is about it; the first rule that matches decides."""
+        for found, absent in self._rules:
+            captures = found.match(message.topic.split("/"))
+            if captures is not None:
+                return Sign(captures["device"], message.payload.strip() not in absent)
+        return None
 
 
 def settled_by(confirm: str, *, reports_absence: bool) -> str:
@@ -84,9 +109,7 @@ class Inbound:
         """Whether the MQTT broker reports that a topic has no subscriber (MQTT 5, PUBACK 0x10)."""
 
     def serve(self, core: Partition, answered: Callable[[DeviceAnswer], bool]) -> None:
-        """Hand the messages to ``core``, also those that came already. ``answered`` gets the answers, and returns whether
-        their commands waited for one.
-        """
+        """Hand signs to ``core``, also earlier ones. ``answered`` gets answers, and returns whether commands waited for them."""
         self._core = core
         self._answered = answered
         self._notice(core)
@@ -122,9 +145,7 @@ class Inbound:
         self._changed()
 
     def _log_settlement(self, *, refused: int = 0) -> None:
-        """Log once in this process, and at each change, what settles a command at this broker (H26), or that it refused
-        the question with this reason.
-        """
+        """Log at each change what settles a command at this broker (H26), or with which reason it refused the question."""
         mqtt, push = self._settings.mqtt, self._settings.push
         about, state = (mqtt.host, mqtt.port, push.confirm), "refused" if refused else self.reports_absence
         if _LOGGED.get(about, "") == state:

@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from bridge.contract import DELIVERIES, Receipt
 from bridge.push.partition import Partition
 
-__all__ = ["GroupMetrics", "PartitionMetrics", "PushMetrics"]
+__all__ = ["PartitionMetrics", "PushMetrics"]
 
 _NAME: Final = "pulsebridge_push"
 
@@ -20,24 +20,6 @@ def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) ->
 
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"{_NAME}_{name}", text, labels, registry=registry)
-
-
-class GroupMetrics:
-    """The metrics of one push process that are about groups; see the help of each."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.hits = _counter(
-            registry, "cache_hits", "Payloads of group commands that were at hand, or being read for another device."
-        )
-        self.misses = _counter(registry, "cache_misses", "Payloads of group commands that were read from Pulsar.")
-        self.kept = _gauge(registry, "cache_bytes", "Payloads of group commands that are at hand, in bytes.")
-        self.commands = _counter(registry, "group_commands", "Group commands, by the state of their receipt.", "state")
-        self.entries = _counter(registry, "group_entries", "Index entries written for members of groups.")
-        self.open = _gauge(
-            registry,
-            "group_open",
-            "Group commands that have not expired, where this process gives them to the members.",
-        )
 
 
 _COUNTERS: Final[dict[str, tuple[str, ...]]] = {
@@ -64,6 +46,10 @@ _COUNTERS: Final[dict[str, tuple[str, ...]]] = {
         "(no command was ever sent to such a device), dropped (one refusal too many).",
         "result",
     ),
+    "cache_hits": ("Payloads of group commands that were at hand, or being read for another device.",),
+    "cache_misses": ("Payloads of group commands that were read from Pulsar.",),
+    "group_commands": ("Group commands, by the state of their receipt.", "state"),
+    "group_entries": ("Index entries written for members of groups.",),
 }
 """Help and label of each counter."""
 _STATE_GAUGES: Final = {
@@ -85,6 +71,11 @@ _GAUGES: Final = {
     "in_flight_limit": "At this many in flight pushing waits.",
     **_STATE_GAUGES,
 }
+_PROCESS_GAUGES: Final = {
+    "cache_bytes": "Payloads of group commands that are at hand, in bytes.",
+    "group_open": "Group commands that have not expired, where this process gives them to the members.",
+}
+"""Gauges of the whole process, not of a partition."""
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -94,6 +85,7 @@ class PushMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self.counters = {name: _counter(registry, name, *texts) for name, texts in _COUNTERS.items()}
         self.gauges = {name: _gauge(registry, name, text, "partition") for name, text in _GAUGES.items()}
+        self.gauges |= {name: _gauge(registry, name, text) for name, text in _PROCESS_GAUGES.items()}
         self.confirm = Histogram(
             f"{_NAME}_confirm_seconds",
             "Time from a push to its PUBACK, of delivered commands.",
@@ -106,7 +98,6 @@ class PushMetrics:
             registry=registry,
             buckets=(*_BUCKETS, 300.0, 1800.0, 21600.0),
         )
-        self.groups = GroupMetrics(registry)
         lag = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
         self.lag = _gauge(registry, "lag_commands", lag, "partition")
 

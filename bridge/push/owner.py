@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -14,13 +15,13 @@ from bridge.contract.commands import CommandPosition
 from bridge.mqtt.types import Disconnected
 from bridge.push.connection import Connection
 from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten, Stored
+from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource, Seen
-from bridge.push.position_tags import PositionTags
+from bridge.push.partition_log import Arrived, Seen
 from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found
@@ -95,11 +96,9 @@ class RetentionPosition:
 
 
 class RetentionMover:
-    """Scans for what the core needs, and moves the subscriptions of commands and relocated commands.
+    """Moves the retention subscriptions of a partition's commands and relocated commands, before which Pulsar may trim.
 
-    Moves the retention subscription of a partition's parked commands, behind which Pulsar may trim.
-
-    It moves forward with what the core needs no more, and back if a device gets again what was released before. Every
+    The one of the commands moves forward with what the core needs no more, and back if a device gets again what was released before. Every
     process that may consume can move it, also a former owner that was stopped while it moved the subscription, and
     continues hours later. Such a process knows of no command that came after our takeover. So after a move back the
     subscription is moved there again at each scan, until it belongs behind the last command of our takeover: what a
@@ -118,7 +117,7 @@ class RetentionMover:
         self._position = RetentionPosition(horizon)
         self._every_s = min(_EVERY_S, every_s or _EVERY_S)
         self._next = now + _FIRST_S
-        self._copies_from: CommandPosition | None = None
+        self._copies = RetentionPosition(None)
 
     def turn(self, now: float, now_us: int, *, proven: bool) -> None:
         """Continue the scan, and let Pulsar trim what no device needs, if the ownership is ``proven`` (H25)."""
@@ -134,9 +133,8 @@ class RetentionMover:
     def _move(self, position: CommandPosition | None) -> None:
         self._seek(self._position.forward(position))
         self._seek(self._position.repeated(), back=True)
-        copy = None if position is None else self._retention.keeps_copies_from()
-        if copy is not None and (self._copies_from is None or copy[:2] > self._copies_from[:2]):
-            self._copies_from = copy
+        copy = self._copies.forward(None if position is None else self._retention.keeps_copies_from())
+        if copy is not None:
             self._puller.retain_from(copy, relocated=True)
 
     def move_back(self) -> None:
@@ -159,7 +157,6 @@ class Owner:
 
     _settings: Settings
     _connection: Connection
-    _source: CommandSource
     _cursors: InitVar[CursorRecords]
     _budget: Budget
     _metrics: PartitionMetrics
@@ -172,12 +169,12 @@ class Owner:
         self._clock = WallClock()
         self._next_look = 0.0
         self._rewriter = CursorRewriter(self._log.cursors)
-        self._rewriter.taken_over(cursors, self._source.last)
+        self._rewriter.taken_over(cursors, self._log.last)
         core = self._core = Partition(
             self._log.partition,
             limits_of(settings.push),
             cursors.by_device,
-            None if cursors.clean else self._source.last,
+            None if cursors.clean else self._log.last,
             cursors.parked,
             owner=connection.ownership.name,
             now_us=time.time_ns() // 1000,
@@ -187,21 +184,34 @@ class Owner:
             lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
             leave_out(self._log.cursors.topic, lost, key=key)
         every_s, now = settings.push.offline.relocate_after, time.monotonic()
-        self._retention = RetentionMover(core, self._source.puller, self._source.last, every_s=every_s, now=now)
+        self._retention = RetentionMover(core, self._log.puller, self._log.last, every_s=every_s, now=now)
         self._effects = Effects(
             settings,
             core,
             connection.link,
             self._log,
-            self._source,
             self._budget,
             self._metrics.all,
             self._ask,
             PositionTags(cursors.secret, self._log.partition),
         )
+        effects = self._effects
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Arrived: lambda event: effects.arrived(event.message),
+            Stored: lambda event: effects.stored(event.token),
+            ReceiptsWritten: self._receipts_written,
+            ReceiptsOpened: lambda event: self._log.receipts.opened(event, time.monotonic()),
+            Pulled: effects.pulled,
+            Copied: effects.copied,
+            PayloadCame: lambda event: effects.payload_came(event.position, event.payload),
+            Seen: connection.inbound.seen,
+            Asked: effects.resume.asked,
+            Found: self._found,
+            CursorsForgotten: self._write_cursors,
+            CursorsAged: self._write_cursors,
+        }
         if self._trace:
-            tracer = Tracer(self._trace, core, self._log.partition, settings.push.confirm)
-            self._effects.trace = tracer.see
+            effects.trace = Tracer(self._trace, core, self._log.partition).see
 
     def _ask(self, position: CommandPosition) -> bytes | None:
         return self._payloads.ask(position, lambda at, payload: self._connection.post(PayloadCame(at, payload)))
@@ -209,10 +219,7 @@ class Owner:
     # --- the session ---
 
     def run(self, stopping: threading.Event) -> None:
-        """Push until the process stops, or the clock is set back; then wait for what is under way.
-
-        Raises FencedError or TransientError.
-        """
+        """Push until the process stops or the clock is set back, then drain. Raises FencedError or TransientError."""
         core, connection, ownership = self._core, self._connection, self._connection.ownership
         connection.owner = self
         connection.inbound.serve(core, self._effects.answered)
@@ -231,7 +238,7 @@ class Owner:
                 seconds=round(back_s, 1),
             )
         self._budget.close()
-        self._source.puller.drain()
+        self._log.puller.drain()
         core.drain()
         self._rewriter.drain()
         end = time.monotonic() + self._settings.push.drain
@@ -293,32 +300,17 @@ class Owner:
 
     def receive(self, event: object) -> None:
         """Hand an event to the core."""
-        effects = self._effects
-        if isinstance(event, Arrived):
-            effects.arrived(event.message)
-        elif isinstance(event, Stored) and event.token is CursorsForgotten:
-            self._rewriter.stored()
-        elif isinstance(event, Stored):
-            effects.stored(event.token)
-        elif isinstance(event, ReceiptsWritten):
-            for token in self._log.receipts.written(event):
-                effects.stored(token)
-        elif isinstance(event, Pulled):
-            effects.pulled(event)
-        elif isinstance(event, Copied):
-            effects.copied(event)
-        elif isinstance(event, Seen):
-            self._connection.inbound.seen(event)
-        elif isinstance(event, PayloadCame):
-            effects.payload_came(event.position, event.payload)
-        elif isinstance(event, Asked):
-            effects.resume.asked(event)
-        elif isinstance(event, Found):
-            effects.resume.found(event)
-            self._retention.move_back()
-        elif isinstance(event, ReceiptsOpened):
-            self._log.receipts.opened(event, time.monotonic())
-        elif isinstance(event, (CursorsForgotten, CursorsAged)):
-            log.info("push writes the cursors again", partition=self._log.partition)
-            self._connection.ownership.write(0)  # an owner that left no record counts as none
-            self._rewriter.begin(event, self._core)
+        self._handlers[type(event)](event)
+
+    def _found(self, event: Found) -> None:
+        self._effects.resume.found(event)
+        self._retention.move_back()
+
+    def _receipts_written(self, event: ReceiptsWritten) -> None:
+        for token in self._log.receipts.written(event):
+            self._effects.stored(token)
+
+    def _write_cursors(self, event: CursorsForgotten | CursorsAged) -> None:
+        log.info("push writes the cursors again", partition=self._log.partition)
+        self._connection.ownership.write(0)  # an owner that left no record counts as none
+        self._rewriter.begin(event, self._core)

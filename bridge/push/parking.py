@@ -12,17 +12,15 @@ from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.errors import ContractError
-from bridge.push.actions import Ack, Outbox
-from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.actions import Outbox
+from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
-from bridge.push.presence import Presence
-from bridge.push.probes import Probes
+from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import Parked, ParkedId, read_segment
-from bridge.push.settlement import DUPLICATE, Settlement
+from bridge.push.settlement import Settlement
 from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
 
 __all__ = ["Parking"]
@@ -33,7 +31,6 @@ _WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWA
 
 
 def _waiting_for(device: Device) -> Iterator[TrackedCommand]:
-    """Yield the commands that are not acknowledged and wait for their device."""
     return (one for one in device.queue if one.state in _WAITING and not one.pulled)
 
 
@@ -76,9 +73,7 @@ class Parking:
     """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
     def restore(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
-        """Load what former owners parked for a device. ``left_us``: when the last of them wrote last; it has evaluated
-        the signs of life until then.
-        """
+        """Load what former owners parked for a device; until ``left_us`` the last one has evaluated the signs of life."""
         cursor = self._devices.cursors.get(name)
         done = BEFORE_ALL if cursor is None else cursor.done
         read = {}
@@ -113,36 +108,27 @@ class Parking:
     # --- arrivals ---
 
     def arrived(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> bool:
-        """A command arrived. Returns False if the device is LIVE, or the cursor has passed the command."""
-        if device.mode is Mode.LIVE:
-            if not self._probes.is_away(device, now_us):
-                return False
+        """A command arrived; an absent device is parked. Returns whether the command was parked before."""
+        if device.mode is Mode.LIVE and self._probes.is_away(device, now_us):
             self.park(device, now_us)
-        if position <= device.cursor.position:
-            return False  # it was settled: at most its receipt is missing
-        if position in device.parked:
-            self._arrived_again(device, position, command, now_us)
-            return True
-        if position in device.given_up:
-            self._outbox.add(Ack(position))
-            return True
-        tracked = self._commands.add(TrackedCommand(position, command))
-        if device.cursor.knows(command.command_id):
-            self._outbox.store_receipt(tracked, "duplicate", DUPLICATE)
-        elif command.expired(now_us) or (len(device.parked) and position < device.parked.position(-1)):
-            self._settlement.arrived_late(tracked, now_us)
-        elif self._is_full(device):
+        if position <= device.cursor.position or position not in device.parked:
+            return False
+        self._arrived_again(device, position, command, now_us)
+        return True
+
+    def park_arrived(self, device: Device, tracked: TrackedCommand, now_us: int) -> None:
+        """Park a command that arrived for a device that is not LIVE."""
+        if self._is_full(device):
             self._settlement.give_up(device, tracked, "overflowed", _FULL)
         else:
             self._park_command(device, tracked, now_us)
             self._replay.want(device)
-        return True
 
     def _arrived_again(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         """Its acknowledgement was lost; or the former owner died before it, or the command is pending again (H26)."""
         key = device.parked.key_of(position)
         if not self._outbox.writes and device.name not in self._devices.dirty and key not in device.segment_write.keys:
-            self._outbox.add(Ack(position))
+            self._outbox.acknowledge(position)
             return
         # Its id may be on its way to Pulsar, or wait for the cursor: it is acknowledged with the next write of the id.
         self._commands.add(TrackedCommand(position, command, CommandState.PARKED))
@@ -166,15 +152,14 @@ class Parking:
         """Have the device's commands wait in Pulsar."""
         device.parked.since_us = now_us
         self._move_queue(device, now_us)
-        self._probes.plan(device, now_us)
+        self._probes.plan(device.name, device.parked, now_us)
         self._probes.watch_expiry(device.name, device.parked)
         self._devices.sleep(device)
 
     def end_sweep(self, device: Device, now_us: int) -> None:
         """The expired commands are settled: the device is parked as before, with the probe that was planned."""
-        probe_at_us = device.replay.probe_at_us
         self._move_queue(device, now_us)
-        self._probes.plan_again(device, probe_at_us)
+        self._probes.plan_again(device.name, device.parked)
         self._probes.watch_expiry(device.name, device.parked)
         self._devices.sleep(device)
 
@@ -217,9 +202,7 @@ class Parking:
     def _park_command(
         self, device: Device, tracked: TrackedCommand, now_us: int, *, before: bool = False
     ) -> list[ParkedId]:
-        """Park a command that is not acknowledged. ``before``: if it precedes the parked ones it is returned, to be
-        put before them.
-        """
+        """Park a command that is not acknowledged. With ``before`` return it instead if it precedes the parked ones."""
         self._late.attempted(tracked)
         seen = tracked.maybe_had
         tracked.on(CommandEvent.PARK)

@@ -29,15 +29,14 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Action, Outbox, ResumeRequest
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
 from bridge.push.device import Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
 from bridge.push.parking import Parking
-from bridge.push.presence import Presence
-from bridge.push.probes import Probes
+from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
 from bridge.push.retention import Relocation, Retention
@@ -169,6 +168,9 @@ class Partition:
         tracked = self.settlement.arrived(device, position, command, now_us)
         if tracked is None:
             return
+        if device.mode is not Mode.LIVE:
+            self.parking.park_arrived(device, tracked, now_us)
+            return
         device.queue.append(tracked)
         device.ids.add(command.command_id)
         if self.parking.overflows(device):
@@ -204,9 +206,7 @@ class Partition:
     # --- events: MQTT ---
 
     def link_up(self, *, reports_absence: bool = False) -> None:
-        """The MQTT connection is up, and Pulsar has confirmed the ownership. ``reports_absence``: this broker answers 0x10
-        when no client is subscribed.
-        """
+        """The MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
         self.flights.connected = True
         self.probes.link_up(self._now_us, reports_absence=reports_absence)
 
@@ -251,11 +251,11 @@ class Partition:
             return
         self.presence.alive(device.name, request.at_us)
         if self.probes.is_away(device, now_us):
-            self.probes.plan(device, now_us)
+            self.probes.plan(device.name, device.parked, now_us)
             self.probes.watch_expiry(device.name, device.parked)
             self.devices.sleep(device)
         else:
-            device.replay.probe_wait_us = 0
+            device.parked.probe_wait_us = 0
             self.replay.wake(device)
             self.devices.look_at(device)
 
@@ -279,7 +279,7 @@ class Partition:
         if not self.presence.alive(name, at_us):
             return
         dormant = self.devices.dormant.get(name)
-        if dormant is not None and at_us < dormant.parked.since_us:
+        if dormant is not None and at_us < dormant.since_us:
             return
         device = self.devices.known(name)
         if device is None:
@@ -290,7 +290,7 @@ class Partition:
         device.cursor.device_seen(at_us)
         if device.mode is Mode.PARKED and at_us < device.parked.since_us:
             return
-        device.replay.probe_wait_us = 0
+        device.parked.probe_wait_us = 0
         if device.mode is Mode.PARKED:
             self.replay.wake(device)
         elif device.mode is Mode.REPLAYING:

@@ -1,4 +1,4 @@
-"""The Pulsar objects of one partition: what a standby has, and what it opens when it becomes the owner.
+"""The Pulsar objects of one partition: what a standby has, and what it opens with ``subscribe`` when it becomes the owner.
 
 Nothing is decided here. Messages, and the answers to writes, come on threads of their own and are handed to ``post`` as
 events, which the partition's own thread handles.
@@ -31,20 +31,19 @@ from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
-from bridge.pulsar.client import EARLIEST, Consumer, MessageId, Producer, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, Producer, PulsarClient, our_errors, received
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import end_of
-from bridge.push.actions import FindCommands
 from bridge.push.cursor_log import CursorLog, Failed, Writes
 from bridge.push.position_reader import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.push.puller import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog
-from bridge.push.threads import Budget, reporting_failure
+from bridge.push.threads import Budget, start_thread
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "CommandSource", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
+__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
 
 log = structlog.get_logger("push")
 
@@ -123,33 +122,28 @@ class PresenceLog:
         return partitions[self._partition] if partitions and len(partitions) == len(commands) else None
 
     def _read(self, topic: str) -> None:
+        """Hand on each record with those that come close behind it."""
         reader: Any = self._client.reader(topic, self._from, queue=1000, compacted=True)
+        signs: list[tuple[str, int]] = []
         try:
             while not self._closing.is_set():
-                self._some(topic, reader)
+                message = received(reader.read_next, _GATHER_MS if signs else _IDLE_MS, f"reading {topic}")
+                if message is not None:
+                    self._from = message.message_id()
+                    self._take(message, topic, signs)
+                if signs and (message is None or len(signs) >= _AT_ONCE):
+                    self._post(Seen(tuple(signs)))
+                    signs.clear()
         finally:
             close_quietly(reader)
 
-    def _some(self, topic: str, reader: Any) -> None:
-        """Wait for a record and hand it on with those that come close behind it."""
-        signs: list[tuple[str, int]] = []
-        while len(signs) < _AT_ONCE and not self._closing.is_set():
-            wait_ms = _GATHER_MS if signs else _IDLE_MS
-            message = received(reader.read_next, wait_ms, f"reading {topic}")
-            if message is None:
-                break
-            self._from = message.message_id()
-            device = record_key(message, topic)
-            if not device or not message.data():
-                continue
+    def _take(self, message: Message, topic: str, signs: list[tuple[str, int]]) -> None:
+        device = record_key(message, topic)
+        if device and message.data():
             try:
-                record = PresenceRecord.decode(message.data())
+                signs.append((device, PresenceRecord.decode(message.data()).seen_us))
             except ContractError as e:
                 leave_out_foreign(topic, message.message_id(), str(e), device)
-                continue
-            signs.append((device, record.seen_us))
-        if signs:
-            self._post(Seen(tuple(signs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +184,9 @@ class WrittenTopics:
 
 
 class PartitionLog:
-    """The client, the cursors partition, and the topics that a partition writes to."""
+    """The client, the cursors partition, and the topics that a partition writes to. Once it is subscribed: its commands,
+    its parked commands by position, and the requests of its devices.
+    """
 
     def __init__(self, settings: PulsarSettings, partition: int, post: Callable[[object], None]) -> None:
         # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
@@ -204,8 +200,12 @@ class PartitionLog:
         self.writes = Writes(post)
         self.cursors = CursorLog(self._client, self._partition(CURSORS_TOPIC), self.writes)
         self.receipts = ReceiptLog(self._client, post, self._thread_failed)
-        self._requests: RequestLog | None = None
         self._closes: list[Callable[[], object]] = []
+        self._requests: RequestLog | None = None
+        self._consumer: Any = None
+        self.puller: Puller
+        self.last: CommandPosition
+        """The last position of the commands when they were subscribed to."""
 
     def _partition(self, topic: str) -> str:
         return partition_name(self._settings.system_topic(topic), self.partition)
@@ -213,7 +213,7 @@ class PartitionLog:
     def _thread_failed(self, error: Exception) -> None:
         self._post(Failed(error))
 
-    def subscribe(self, budget: Budget, pulled_bytes: int, most_found: int) -> CommandSource:
+    def subscribe(self, budget: Budget, pulled_bytes: int, most_found: int) -> None:
         """Subscribe to the commands partition and to the requests of its devices, and begin to read. ``budget`` bounds
         the commands that are not acknowledged, ``pulled_bytes`` the parked commands that are read; ``most_found`` bounds
         what a request gets.
@@ -229,17 +229,14 @@ class PartitionLog:
         with our_errors(f"asking for the end of {self.commands}"):
             last = consumer.get_last_message_id()
         work = partial(receive_commands, consumer, self.commands, budget, self._post)
-        receiver = threading.Thread(
-            target=reporting_failure(work, self._thread_failed), name=f"push-receive-{self.partition}", daemon=True
-        )
-        receiver.start()
+        receiver = start_thread(f"receive-{self.partition}", work, self._thread_failed)
         self._closes += [budget.close, receiver.join]
         presence = PresenceLog(self._client, self.partition, self._post)
         self._closes.append(presence.close)
         if self._requests is not None:
             self._requests.start()
         self._topics.partitions(RECEIPTS_TOPIC)  # while it is known how many partitions it has
-        puller = Puller(
+        self.puller = Puller(
             self._client,
             self.commands,
             self._partition(PARKED_TOPIC),
@@ -248,9 +245,9 @@ class PartitionLog:
             self._thread_failed,
             max_bytes=pulled_bytes,
         )
-        self._closes.append(puller.close)
-        end = end_of(self._settings, self.commands, last)
-        return CommandSource(self.commands, consumer, puller, self._requests, end)
+        self._closes.append(self.puller.close)
+        self._consumer = consumer
+        self.last = end_of(self._settings, self.commands, last)
 
     def _subscribe_to_requests(self, most_found: int) -> RequestLog | None:
         """Return the requests of this partition's devices, None if their topic does not exist."""
@@ -270,6 +267,17 @@ class PartitionLog:
     def is_ours(self, device: str) -> bool:
         """Return whether the device's commands are in this partition."""
         return self._topics.partition(COMMANDS_TOPIC, device) == self.commands
+
+    def acknowledge(self, message_id: MessageId) -> None:
+        """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
+        with our_errors(f"acknowledging on {self.commands}"):
+            self._consumer.acknowledge(message_id)
+
+    @property
+    def requests(self) -> RequestLog:
+        """The requests of this partition's devices, for what follows from one of them."""
+        assert self._requests is not None
+        return self._requests
 
     @property
     def writing(self) -> bool:
@@ -303,37 +311,3 @@ def receive_commands(consumer: Consumer, topic: str, budget: Budget, post: Calla
             stored = stored_message(message)
             budget.acquire(len(stored.payload))
             post(Arrived(stored))
-
-
-class CommandSource:
-    """What an owner reads: its commands, parked ones by position, and the requests of devices."""
-
-    def __init__(
-        self,
-        topic: str,
-        consumer: Any,
-        puller: Puller,
-        requests: RequestLog | None,
-        last: CommandPosition,
-    ) -> None:
-        self._topic = topic
-        self._consumer = consumer
-        self._requests = requests
-        self.puller = puller
-        self.last = last
-        """The last position of the partition when it was subscribed to."""
-
-    def acknowledge(self, message_id: MessageId) -> None:
-        """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
-        with our_errors(f"acknowledging on {self._topic}"):
-            self._consumer.acknowledge(message_id)
-
-    def find(self, order: FindCommands) -> None:
-        """Search the commands for those of a device; ``Found`` is posted."""
-        assert self._requests is not None
-        self._requests.find(order)
-
-    def acknowledge_request(self, message_id: MessageId) -> None:
-        """Acknowledge the request of a device."""
-        assert self._requests is not None
-        self._requests.acknowledge(message_id)

@@ -195,9 +195,7 @@ class PositionReader:
         over: Callable[[], bool] = lambda: False,
         near: int = _NEAR,
     ) -> None:
-        """``over`` ends a read that waits. At most ``near`` entries are read and dropped instead of opening a new reader, and
-        no more are read ahead.
-        """
+        """``over`` ends a read that waits. At most ``near`` entries are read on the way to a message, or ahead."""
         self._near = near
         self._client = client
         self._topic = topic

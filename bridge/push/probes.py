@@ -1,4 +1,8 @@
-"""Probes: how push finds out that a parked device is online when no sign of life comes.
+"""Presence: signs of life and of absence by device, and probes, which find a parked device online when no sign of life comes.
+
+An absence counts only if it is newer than the last sign of life (H31); a sign of life ends every absence that is not newer.
+A device without a sign does not count as absent. The memory is bounded in bytes, since devices name themselves (H35); the
+device with the least recent sign is forgotten first, and then counts as online.
 
 A probe is one command of the device, sent alone. It is sent if its result can show something: the device answers
 (``confirm: device``), or the broker reports that no client is subscribed. Timers also find parked commands that expire.
@@ -11,15 +15,51 @@ from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.push.device import Device, Devices, Dormant
+from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
-from bridge.push.presence import Presence
 from bridge.push.replay import Replay
 from bridge.push.segments import Parked
 from bridge.push.states import DeviceEvent, Mode
 
-__all__ = ["DUE", "Probes"]
+__all__ = ["DUE", "Presence", "Probes"]
+
+_KNOWN_BYTES: Final = 96 * 1024 * 1024
+"""Some 200,000 devices with usual names."""
+
+
+class Presence:
+    """What is known of the devices of a partition. Times are µs since the epoch."""
+
+    def __init__(self, most_bytes: int = _KNOWN_BYTES) -> None:
+        # Last sign of life, last sign of absence.
+        self._known: BoundedMap[tuple[int, int]] = BoundedMap(most_bytes, each=192)
+
+    def alive(self, device: str, at_us: int) -> bool:
+        """Note a sign of life. Returns whether it is the newest that is known of the device."""
+        seen, absent = self._known.get(device, (0, 0))
+        if at_us < absent:
+            return False
+        self._known.put(device, (max(seen, at_us), 0))
+        return True
+
+    def gone(self, device: str, at_us: int) -> bool:
+        """Note a sign of absence. Returns whether it counts."""
+        seen, absent = self._known.get(device, (0, 0))
+        if at_us <= seen:
+            return False
+        self._known.put(device, (seen, max(absent, at_us)))
+        return True
+
+    def absent(self, device: str) -> bool:
+        """Return whether the last that is known of the device is its absence."""
+        return self._known.get(device, (0, 0))[1] > 0
+
+    def seen_us(self, device: str) -> int:
+        """Return when the device last gave a sign of life, 0 when that is not known."""
+        return self._known.get(device, (0, 0))[0]
+
 
 DUE: Final = 0
 """In place of the time of a probe: the device waits for its turn."""
@@ -98,26 +138,25 @@ class Probes:
 
     def restore(self, name: str, parked: Parked, now_us: int) -> None:
         """Plan the first probe of a device whose commands a former owner parked: all of them within half a minute."""
-        wait = self._limits.presence.probe_min_us
-        at_us = now_us + _spread_us(name, wait)
-        self._devices.dormant[name] = Dormant(parked, wait, at_us)
-        self._set_timer(at_us, name)
+        wait_us = self._limits.presence.probe_min_us
+        parked.probe_wait_us, parked.probe_at_us = wait_us, now_us + _spread_us(name, wait_us)
+        self._devices.dormant[name] = parked
+        self._set_timer(parked.probe_at_us, name)
         self.watch_expiry(name, parked)
 
-    def plan(self, device: Device, now_us: int) -> None:
-        """Plan the next probe; the wait doubles each time."""
-        replay, limits = device.replay, self._limits
-        replay.probe_wait_us = replay.probe_wait_us or limits.presence.probe_min_us
-        replay.probe_at_us = now_us + replay.probe_wait_us
-        self._set_timer(replay.probe_at_us, device.name)
-        replay.probe_wait_us = min(2 * replay.probe_wait_us, limits.presence.probe_max_us)
+    def plan(self, name: str, parked: Parked, now_us: int) -> None:
+        """Plan the next probe of a parked device; the wait doubles each time."""
+        presence = self._limits.presence
+        wait_us = parked.probe_wait_us or presence.probe_min_us
+        parked.probe_wait_us, parked.probe_at_us = min(2 * wait_us, presence.probe_max_us), now_us + wait_us
+        self._set_timer(parked.probe_at_us, name)
 
-    def plan_again(self, device: Device, at_us: int) -> None:
+    def plan_again(self, name: str, parked: Parked) -> None:
         """Keep the probe as it was planned: at a time, or at its turn."""
-        if at_us == DUE:
-            self._line_up(device.name)
+        if parked.probe_at_us == DUE:
+            self._line_up(name, parked)
         else:
-            self._set_timer(at_us, device.name)
+            self._set_timer(parked.probe_at_us, name)
 
     def watch_expiry(self, name: str, parked: Parked) -> None:
         """Set a timer for the expiry of the oldest parked command."""
@@ -131,40 +170,33 @@ class Probes:
             self._timers = sorted({one for one in self._timers if self._is_timed(*one)})
             self._timers_most = 2 * len(self._timers) + _TIMERS
 
-    def _parked(self, name: str) -> tuple[Parked, int] | None:
-        """Return what is parked for a parked device and when it is probed, None for any other device."""
-        dormant, device = self._devices.dormant.get(name), self._devices.awake.get(name)
-        if dormant is not None:
-            return dormant.parked, dormant.probe_at_us
-        if device is None or device.mode is not Mode.PARKED:
-            return None
-        return device.parked, device.replay.probe_at_us
+    def _parked(self, name: str) -> Parked | None:
+        return self._devices.parked_of(name) if self._devices.mode_of(name) is Mode.PARKED else None
 
     def _is_timed(self, at_us: int, name: str) -> bool:
-        found = self._parked(name)
-        if found is None:
+        parked = self._parked(name)
+        if parked is None:
             return False  # when it is parked again, it gets a new timer
-        parked, probe_at_us = found
-        return at_us == probe_at_us or (len(parked) > 0 and at_us == parked[0].expires_at_ms * 1000)
+        return at_us == parked.probe_at_us or (len(parked) > 0 and at_us == parked[0].expires_at_ms * 1000)
 
     def tick(self, now_us: int) -> None:
         """Handle the timers that are due."""
         while self._timers and self._timers[0][0] <= now_us:
             at_us, name = heapq.heappop(self._timers)
-            found = self._parked(name)
-            if found is not None:
-                self._timer(name, found[0], found[1] == at_us, now_us)
+            parked = self._parked(name)
+            if parked is not None:
+                self._timer(name, parked, parked.probe_at_us == at_us, now_us)
 
     def _timer(self, name: str, parked: Parked, probe: bool, now_us: int) -> None:
         expired = len(parked) > 0 and 0 < parked[0].expires_at_ms * 1000 <= now_us
         if not expired and not probe:
             return
         if probe and self._can_probe(name):
-            self._line_up(name)
+            self._line_up(name, parked)
         elif expired:
             self._replay.wake(self._devices.get(name), sweeping=True)
         else:
-            self._look_later(name, now_us)
+            self.plan(name, parked, now_us)
 
     # --- turns ---
 
@@ -172,56 +204,38 @@ class Probes:
         """Return whether a probe would show anything: of a broker that queues or drops for absent devices it does not."""
         return self._limits.answers.confirm or (self.reports_absence and not self._presence.absent(name))
 
-    def _line_up(self, name: str) -> None:
+    def _line_up(self, name: str, parked: Parked) -> None:
         """Have a parked device wait for its turn; of a dormant one only the ids stay in memory."""
-        dormant = self._devices.dormant.get(name)
-        if dormant is not None:
-            self._devices.dormant[name] = dormant._replace(probe_at_us=DUE)
-        else:
-            self._devices.awake[name].replay.probe_at_us = DUE
+        parked.probe_at_us = DUE
         self._next_round.append(name)
 
-    def _look_later(self, name: str, now_us: int) -> None:
-        """See later whether a parked device can be probed."""
-        dormant = self._devices.dormant.get(name)
-        if dormant is None:
-            self.plan(self._devices.awake[name], now_us)
-            return
-        wait = dormant.probe_wait_us or self._limits.presence.probe_min_us
-        longer = min(2 * wait, self._limits.presence.probe_max_us)
-        self._devices.dormant[name] = Dormant(dormant.parked, longer, now_us + wait)
-        self._set_timer(now_us + wait, name)
-
     def begin_due(self, now_us: int) -> None:
-        """Wake some of the devices that are due: in rounds, in the order of the log, so that their reads lie close
-        together.
-        """
+        """Wake some of the devices that are due, in rounds in the order of the log: so their reads lie close together."""
         while self._replay.scheduler.tried < _WAITING and self.waiting:
             if not self._round:
                 self._round, self._next_round = self._next_round, []
-                self._round.sort(key=lambda name: self._due(name) or BEFORE_ALL, reverse=True)
+                self._round.sort(key=self._first_due, reverse=True)
                 continue
             name = self._round.pop()
-            if self._due(name) is None:
+            parked = self._parked(name)
+            if parked is None or parked.probe_at_us != DUE:
                 continue  # it gave a sign of life since
             if self._can_probe(name):
                 self._replay.wake(self._devices.get(name), probing=True)
             else:
-                self._look_later(name, now_us)
+                self.plan(name, parked, now_us)
 
-    def _due(self, name: str) -> CommandPosition | None:
-        """Return the first parked position of a device that is due, None when it is not."""
-        found = self._parked(name)
-        if found is None or found[1] != DUE:
-            return None
-        return found[0].position(0) if len(found[0]) else BEFORE_ALL
+    def _first_due(self, name: str) -> CommandPosition:
+        """Return the first parked position of a device that is due, BEFORE_ALL when it is not."""
+        parked = self._parked(name)
+        return parked.position(0) if parked and parked.probe_at_us == DUE else BEFORE_ALL
 
     def defer(self, device: Device, now_us: int) -> None:
         """Have a device of which nothing is read yet give up its turn."""
         device.on(DeviceEvent.DEFER)
         device.replay.probing = device.replay.waiting = False
         self._replay.scheduler.discard(device)
-        self.plan(device, now_us)
+        self.plan(device.name, device.parked, now_us)
         self._devices.sleep(device)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract.commands import CommandPosition
-from bridge.errors import PulsebridgeError, TransientError
+from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import (
     Producer,
     PulsarClient,
@@ -36,13 +35,12 @@ from bridge.pulsar.sending import Receipts
 from bridge.push.actions import Copy, Pull
 from bridge.push.position_reader import PositionReader, StoredMessage, position_of
 from bridge.push.segments import GONE
-from bridge.push.threads import Budget, reporting_failure
+from bridge.push.threads import Budget, start_thread
 
 __all__ = ["Copied", "Pulled", "Puller", "wanted_by"]
 
 log = structlog.get_logger("push")
 
-_LOOK_S: Final = 0.5
 _PATIENCE_S: Final = 30.0
 _FIRST_MS: Final = 5000
 """After this time nothing is behind the subscription."""
@@ -70,10 +68,7 @@ Where = tuple[CommandPosition, CommandPosition | None]
 
 
 def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
-    """Return what the orders name, each once and in the order of the log, with its orders.
-
-    A device that was parked and woke again has orders of both times.
-    """
+    """Return what the orders name, each once in the order of the log, with its orders: a device may have several."""
     found: dict[Where, list[Pull]] = defaultdict(list)
     for pull in pulls:
         for where in zip(pull.positions, pull.copies, strict=True):
@@ -105,21 +100,14 @@ class Puller:
         self._probing = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._copies = PositionReader(client, self._relocated, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
-        self._thread = threading.Thread(
-            target=reporting_failure(self._run, failed), name=f"push-pull-{partition}", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_thread(f"pull-{partition}", self._run, failed)
 
     def begin(self, order: Pull | Copy) -> None:
-        """Read what the order names, and post ``Pulled`` for each, those of a device in the order of the log; or copy it, and
-        post ``Copied``.
-        """
+        """Read what the order names, of a device in the order of the log, and post ``Pulled`` for each; or ``Copied``."""
         self._orders.put(order)
 
     def retain_from(self, position: CommandPosition, *, relocated: bool = False, back: bool = False) -> None:
-        """Have Pulsar keep everything from ``position`` on, and nothing before it. The owner orders it after its state was
-        rebuilt (H25). ``back``: release nothing.
-        """
+        """Have Pulsar keep all from ``position`` on, after the owner has rebuilt its state (H25). ``back``: release nothing."""
         self._orders.put(partial(self._retain, self._relocated if relocated else self._topic, position, back=back))
 
     def release(self, size: int) -> None:
@@ -189,12 +177,8 @@ class Puller:
                         self._producer.send_async(
                             message.payload, receipts.of(at), partition_key=message.key, properties=message.properties
                         )
-            end = time.monotonic() + _PATIENCE_S
-            while not receipts.wait(_LOOK_S):
-                if self._closing.is_set():
-                    return None
-                if time.monotonic() > end:
-                    raise TransientError(f"{operation}: no receipt comes")
+            if not receipts.wait_for_all(operation, _PATIENCE_S, self._closing.is_set):
+                return None
             for at in sent:
                 if (error := receipts.error(at, operation)) is not None:
                     raise error

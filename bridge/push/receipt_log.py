@@ -7,7 +7,6 @@ what opens a producer, which blocks; the results are posted as events.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,7 +19,7 @@ from bridge.pulsar.errors import as_our_error, names_a_message
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.commands import WireError
 from bridge.pulsar.wire.producer import BatchProducer, Identity
-from bridge.push.threads import reporting_failure
+from bridge.push.threads import start_thread
 
 __all__ = ["ReceiptLog", "ReceiptsOpened", "ReceiptsWritten"]
 
@@ -77,9 +76,7 @@ class ReceiptsOpened:
 
 
 class ReceiptLog:
-    """The receipts that one session writes. ``post`` hands over events from other threads, ``failed`` an unexpected
-    error that ends such a thread.
-    """
+    """The receipts that one session writes. Other threads call ``post`` for events, ``failed`` for an unexpected error."""
 
     def __init__(
         self, client: PulsarClient, post: Callable[[object], None], failed: Callable[[Exception], None]
@@ -116,10 +113,7 @@ class ReceiptLog:
                 partition.producer.send(batch, receipt)  # type: ignore[arg-type]
 
     def written(self, event: ReceiptsWritten) -> list[object]:
-        """Pulsar answered a batch. Returns the tokens of the rows that are stored, in order.
-
-        Raises PulsebridgeError when Pulsar refuses a row for good.
-        """
+        """Return the tokens of the rows that are stored, in order. Raises PulsebridgeError if Pulsar refuses one for good."""
         partition, unstored = event.partition, event.partition.unstored
         if event.error is None:
             partition.attempts = 0
@@ -172,6 +166,4 @@ class ReceiptLog:
             else:
                 self._post(ReceiptsOpened(partition, producer, None))
 
-        threading.Thread(
-            target=reporting_failure(opening, self._failed), name=f"push-receipts-{partition.name[-4:]}", daemon=True
-        ).start()
+        start_thread(f"receipts-{partition.name[-4:]}", opening, self._failed)

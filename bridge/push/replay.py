@@ -11,8 +11,7 @@ from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
-from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
@@ -271,18 +270,18 @@ class Replay:
         self._commands.pulled[position] = tracked
         device.queue.append(tracked)
         if command is None and 0 < one.expires_at_ms * 1000 <= now_us:
-            self._settlement.settle_pulled(device, tracked, "expired", "")  # before: its acknowledgement was lost
+            self._settlement.settle(device, tracked, "expired", "")  # before: its acknowledgement was lost
         elif command is None:
-            self._settlement.settle_pulled(device, tracked, "rejected", _LOST)
+            self._settlement.settle(device, tracked, "rejected", _LOST)
         elif not one.resend and self._late.settle(tracked):  # answered in its time, whatever the time is now
             device.ids.add(command.command_id)
             self._settlement.confirmed(device, tracked)
         elif command.expired(now_us):
-            self._settlement.settle_pulled(device, tracked, "expired", "")
+            self._settlement.settle(device, tracked, "expired", "")
         elif device.replay.sweeping:
             return device
         elif (device.cursor.knows(command.command_id) and not one.resend) or command.command_id in device.ids:
-            self._settlement.settle_pulled(device, tracked, "duplicate", DUPLICATE)
+            self._settlement.settle(device, tracked, "duplicate", DUPLICATE)
         else:
             device.ids.add(command.command_id)
             self._devices.look_at(device)

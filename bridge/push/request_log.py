@@ -39,7 +39,7 @@ from bridge.push.actions import FindCommands
 from bridge.push.device_protocol import MAX_REQUEST_BYTES
 from bridge.push.position_reader import position_of
 from bridge.push.resume import FOUND_WIDTH
-from bridge.push.threads import Budget, reporting_failure
+from bridge.push.threads import Budget, start_thread
 
 __all__ = ["Asked", "Found", "RequestLog"]
 
@@ -112,15 +112,13 @@ class RequestLog:
         self._budget = Budget(_MOST, sys.maxsize)
         self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._orders: queue.SimpleQueue[FindCommands] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=reporting_failure(work, failed), name=f"push-{name}-{partition}", daemon=True)
-            for name, work in (("asked", self._receive), ("find", self._find_all))
-        ]
+        self._failed = failed
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begin to hand on requests."""
-        for thread in self._threads:
-            thread.start()
+        for name, work in (("asked", self._receive), ("find", self._find_all)):
+            self._threads.append(start_thread(f"{name}-{self._partition}", work, self._failed))
 
     def acknowledge(self, message_id: MessageId) -> None:
         """A request is answered, or replaced by a later one. If the acknowledgement is lost it comes again."""
@@ -137,8 +135,7 @@ class RequestLog:
         self._closing.set()
         self._budget.close()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     def _receive(self) -> None:
         while self._budget.wait():
@@ -200,9 +197,7 @@ class RequestLog:
             del found.ids[: -(self._most_found + 1) * FOUND_WIDTH]  # the newest count, and that there were more
 
     def _next(self, reader: Any, until: CommandPosition) -> Message | None:
-        """Return the next message, None at the end of the log or of the session. If ``until``, which is ahead,
-        exists, it is not the end, whatever the broker reports (``topic_end``).
-        """
+        """Return the next message, None at the end; before ``until`` it is not the end if that exists (``topic_end``)."""
         end = time.monotonic() + _PATIENCE_S
         while not self._closing.is_set():
             with our_errors(f"reading {self._commands}"):

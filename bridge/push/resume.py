@@ -29,7 +29,7 @@ from typing import Final
 from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox, ResumeAnswer, ResumeRequest
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
 from bridge.push.limits import ResumeLimits
 from bridge.push.parking import Parking
@@ -176,7 +176,6 @@ class Resume:
         self._put_first(served, self._devices.awake[name], ids, now_us)
 
     def _put_first(self, served: _Served, device: Device, ids: array[int], now_us: int) -> None:
-        """Park what was found before all that is parked."""
         cursor, parked, removed = device.cursor, device.parked, device.segment_write.removed
         found = self._wanted(served, cursor.position, ids, now_us)
         before = len(parked)
@@ -240,9 +239,7 @@ class Resume:
         self._outbox.add(AnswerRequest(served.request, answer))
 
     def answered(self, request: ResumeRequest, now_us: int) -> Device | None:
-        """The broker has the answer to a request, or cannot accept it. Returns the device, whose replay may begin; None
-        if the request is not served any more. The device's next request waits for its turn.
-        """
+        """The broker has the answer, or cannot accept it. Returns the device to be replayed, None if it is not served."""
         served = self._served.get(request.device)
         if served is None or served.request is not request:
             return None

@@ -29,12 +29,11 @@ from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet
 from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
-from bridge.push.device_protocol import answer_payload, read_from, refusal
+from bridge.push.device_protocol import PositionTags, answer_payload, read_from, refusal
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
-from bridge.push.position_tags import PositionTags
+from bridge.push.partition_log import PartitionLog
 from bridge.push.request_log import Asked, Found
 from bridge.push.resume import SERVED_AT_ONCE
 from bridge.settings import Settings
@@ -85,8 +84,8 @@ class _Answer:
     """The request, if its device waits for the answer; None for a refusal."""
     sent_at: float | None = None
     """When it was sent on this connection."""
-    order: tuple[int, int] = (0, 0)
-    """Of sending: among the answers, and behind which push."""
+    number: int = 0
+    """Its number among pushes and answers, in the order of sending."""
     closes: int = 0
     """So often the broker closed the connection shortly after it was sent."""
     silences: int = 0
@@ -106,10 +105,6 @@ class Answers:
     def __post_init__(self) -> None:
         self._answers: list[_Answer] = []
         self._suspects: list[_Answer] = []  # each goes alone, on a connection that has lived for a while
-        self._sent = 0
-        self._newest = 0  # the last one that the broker confirmed
-        self.newest_push = 0
-        """The last push that the broker confirmed."""
         self._up_at = 0.0
         self._epoch = 0  # the connection on which answers may go out
 
@@ -155,10 +150,9 @@ class Answers:
                 continue
             young = now - answer.sent_at < AT_ONCE_S
             any_young = any_young or young
-            order, push = answer.order
             if closed and young:
                 answer.closes += 1
-            elif now - answer.sent_at >= timeout and (order < self._newest or push < self.newest_push):
+            elif now - answer.sent_at >= timeout and answer.number < self._flights.newest:
                 answer.silences += 1
             else:
                 answer.closes = 0
@@ -192,8 +186,8 @@ class Answers:
 
     def _note_sent(self, answer: _Answer) -> None:
         answer.sent_at = time.monotonic()
-        self._sent += 1
-        answer.order = self._sent, self._flights.pushes
+        self._flights.pushes += 1
+        answer.number = self._flights.pushes
 
     def _give_up(self, answer: _Answer) -> None:
         did = "closes the connection at" if answer.closes >= CLOSES else "does not confirm"
@@ -214,8 +208,7 @@ class Answers:
                 partition=self._log.partition,
                 shown=1,
             )
-        self._newest = max(self._newest, answer.order[0])
-        self._flights.broker_answered()
+        self._flights.broker_answered(answer.number)
         reach("resume_after_answer")
         self._end(answer)
 
@@ -232,7 +225,6 @@ class ResumeRequests:
     _core: Partition
     _link: Link
     _log: PartitionLog
-    _source: CommandSource
     _metrics: PushMetrics
     _tags: PositionTags
 
@@ -255,11 +247,11 @@ class ResumeRequests:
                 device="" if device is None else device[:_SHOWN],
                 shown=1,
             )
-            self._source.acknowledge_request(message_id)
+            self._log.requests.acknowledge(message_id)
             return
         if not self._core.devices.knows(device):
             self._metrics.counters["resume_answers"].labels("unknown").inc()
-            self._source.acknowledge_request(message_id)
+            self._log.requests.acknowledge(message_id)
             return
         try:
             text, after = read_from(
@@ -285,7 +277,7 @@ class ResumeRequests:
                 device=device[:_SHOWN],
                 shown=1,
             )
-            self._source.acknowledge_request(message_id)
+            self._log.requests.acknowledge(message_id)
             return
         self._metrics.counters["resume_answers"].labels("error").inc()
         self._answer(message_id, device, payload, None)
@@ -301,10 +293,10 @@ class ResumeRequests:
     def begin(self, action: FindCommands | AnswerRequest | DropRequest) -> None:
         """Begin one action."""
         if isinstance(action, FindCommands):
-            self._source.find(action)
+            self._log.requests.find(action)
         elif isinstance(action, DropRequest):
             self._metrics.counters["resume_answers"].labels("superseded").inc()
-            self._source.acknowledge_request(action.request.token)
+            self._log.requests.acknowledge(action.request.token)
         else:
             reach("resume_after_store")
             request, answer = action.request, action.answer
@@ -322,4 +314,4 @@ class ResumeRequests:
     def _answered(self, answer: _Answer) -> None:
         if answer.request is not None:
             self._core.request_answered(answer.request)
-        self._source.acknowledge_request(answer.message_id)
+        self._log.requests.acknowledge(answer.message_id)

@@ -17,7 +17,7 @@ from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.push.actions import Copy, Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
@@ -229,7 +229,7 @@ class Relocation:
         if device is not None and self._precedes_probe(device, now_us):
             self._probes.defer(device, now_us)
         dormant = self._devices.dormant.get(name)
-        if dormant is not None and self._is_parked_for_long(dormant.parked, now_us):
+        if dormant is not None and self._is_parked_for_long(dormant, now_us):
             self._names.append(name)
 
     def wanted(self) -> tuple[CommandPosition | None, list[CommandPosition]]:
@@ -294,16 +294,15 @@ class Relocation:
         while self._names:
             name = self._names.popleft()
             dormant = self._devices.dormant.get(name)
-            wanted = [] if dormant is None else dormant.parked.to_relocate()
+            wanted = [] if dormant is None else dormant.to_relocate()
             if dormant is not None and wanted:
                 self._count += 1
-                self._current = _Current(self._count, name, dormant.parked, wanted)
+                self._current = _Current(self._count, name, dormant, wanted)
                 return self._current
         return None
 
     def _is_dormant(self, current: _Current) -> bool:
-        dormant = self._devices.dormant.get(current.name)
-        return dormant is not None and dormant.parked is current.parked
+        return self._devices.dormant.get(current.name) is current.parked
 
     def copied(self, number: int, copies: Sequence[CommandPosition], now_us: int) -> None:
         """The commands of a ``Copy`` are in the other topic; ``GONE`` for each that Pulsar had no more."""

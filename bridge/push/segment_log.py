@@ -9,7 +9,7 @@ from typing import Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Outbox
-from bridge.push.command_registry import CommandRegistry
+from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
 from bridge.push.segments import Parked, ParkedId, segment_key
 
@@ -131,16 +131,12 @@ class SegmentLog:
                 self._outbox.store_segment(key, payload)
 
     def rewrite_all(self, now_us: int) -> None:
-        """Pulsar lost the cursors partition: store the ids of all parked commands again, as they are. No device is woken
-        for it, and relocated commands stay apart from others.
-        """
+        """Pulsar lost the cursors partition: store the ids of all parked commands again, as they are."""
         if not self.pending:
             self._flush_at_us = now_us + self._coalesce_us
         self._rewrites = deque(name for name, _ in self._devices.all_parked())
 
 
 def _gives_up_earlier(device: Device) -> bool:
-    """Return whether the dead letter of a command before the last parked id is not stored. When that id is stored, an
-    earlier message that arrives again counts as settled.
-    """
+    """Return whether an earlier dead letter is not stored: behind a stored id its command would count as settled."""
     return len(device.parked) > 0 and device.gives_up_before(device.parked.position(-1))

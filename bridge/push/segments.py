@@ -153,6 +153,10 @@ class Parked:
     _segments: list[_Segment] = field(default_factory=list)
     since_us: int = 0
     """When the device was parked: an earlier sign of life does not count (H31)."""
+    probe_wait_us: int = 0
+    """How long the device waits for its next probe, 0 for the least time."""
+    probe_at_us: int = 0
+    """When it is probed; ``probes.DUE`` while it waits for its turn."""
     _copies: array[int] | None = None  # of the copies, once there is one
     originals: int = 0
     """How many were not relocated."""
@@ -163,9 +167,7 @@ class Parked:
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:
-        """Return what former owners stored, less what is at or below ``done``. ``since_us``: when the oldest of it was
-        parked.
-        """
+        """Return what former owners stored above ``done``; the oldest of it was parked at ``since_us``."""
         parked = cls()
         merged: dict[CommandPosition, ParkedId] = {}
         for key, ids in segments.items():

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Ack, DeadLetter, Outbox, StoreCursor
-from bridge.push.command import TrackedCommand
-from bridge.push.command_registry import CommandRegistry, LateAnswers
+from bridge.push.actions import DeadLetter, Outbox, StoreCursor
+from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.cursor import Unproven
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
@@ -44,32 +43,28 @@ class Settlement:
     def arrived(
         self, device: Device, position: CommandPosition, command: Command, now_us: int
     ) -> TrackedCommand | None:
-        """A command of a device came that is not parked. Returns it if it is to be sent, None if it is settled."""
+        """A command of a device came that is not parked. Returns it if it is to be sent or parked, None if it is settled."""
         if position <= device.cursor.position:
             self._arrived_passed(device, position, command, now_us)
             return None
         if position in device.given_up:
-            self._outbox.add(Ack(position))
+            self._outbox.acknowledge(position)
             return None
         tracked = self._commands.add(TrackedCommand(position, command))
-        if device.cursor.knows(command.command_id) or command.command_id in device.ids:
+        live, late = device.mode is Mode.LIVE, position < device.last_waiting
+        if device.cursor.knows(command.command_id) or (live and command.command_id in device.ids):
             self._outbox.store_receipt(tracked, "duplicate", DUPLICATE)
-            return None
-        if device.queue and position < device.queue[-1].position:
-            self.arrived_late(tracked, now_us)
-            return None
-        return tracked
-
-    def arrived_late(self, tracked: TrackedCommand, now_us: int) -> None:
-        """A command came after later ones of its device: it was settled, and only its acknowledgement was lost."""
-        if tracked.command.expired(now_us):
+        elif command.expired(now_us) and (late or not live):
             self._outbox.store_receipt(tracked, "expired", "")
-        else:
+        elif late:  # it was settled, and only its acknowledgement was lost
             self._outbox.store_receipt(tracked, "overflowed", _OVERFLOW)
+        else:
+            return tracked
+        return None
 
     def _arrived_passed(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         if position > device.loaded:
-            self._outbox.add(Ack(position))  # settled by this owner; only the acknowledgement did not reach Pulsar
+            self._outbox.acknowledge(position)  # settled by this owner; only the acknowledgement did not reach Pulsar
             return
         tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
         if device.cursor.delivered(command.command_id):
@@ -91,7 +86,7 @@ class Settlement:
         device.failures = 0
         device.retry_at_us = 0
         device.replay.probing = False
-        device.replay.probe_wait_us = 0
+        device.parked.probe_wait_us = 0
         if tracked.pulled:
             device.cursor.online = True  # it is written with what this settles
             if tracked.answer is not None and not tracked.resend and device.queue[0] is not tracked:
@@ -107,21 +102,14 @@ class Settlement:
         self._devices.look_at(device)
 
     def settle(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
-        """The command is not sent any more: its receipt, and the device's next one."""
-        if tracked.pulled:
-            self.settle_pulled(device, tracked, state, reason)
-            return
-        tracked.on(CommandEvent.SETTLE)
-        tracked.settled = True
-        self._outbox.store_receipt(tracked, state, reason)
-        self.pass_head(device)
-
-    def settle_pulled(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
-        """A pulled command is not sent. One that was settled before has its receipt."""
-        if not tracked.resend:
+        """The command is not sent any more: its receipt, which one that is resent has already, and the device's next one."""
+        if tracked.pulled and not tracked.resend:
             self._note(tracked, CommandEvent.SETTLE, state, reason)
             return
         tracked.on(CommandEvent.SETTLE)
+        if not tracked.pulled:
+            tracked.settled = True
+            self._outbox.store_receipt(tracked, state, reason)
         self.pass_head(device)
         self._devices.look_at(device)
 

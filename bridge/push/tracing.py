@@ -16,7 +16,7 @@ dead letter if push gives it up.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
@@ -27,7 +27,6 @@ from bridge.contract import C_DEVICE, C_ID
 from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.cursor_log import Stored
-from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived
@@ -43,9 +42,9 @@ _MOST: Final = 10_000
 
 
 class Confirmed(NamedTuple):
-    """The broker answered push ``number``."""
+    """The broker answered a push with a PUBACK reason code."""
 
-    number: int
+    position: CommandPosition
     reason: int
 
 
@@ -69,22 +68,16 @@ class _Traced:
 class Tracer:
     """Logs the steps of the commands that are traced; all on the partition's thread."""
 
-    def __init__(self, wanted: str, core: Partition, partition: int, confirm: str, most: int = _MOST) -> None:
-        """``wanted`` is a command's id, a device, or ``all``; the oldest of more than ``most`` commands are forgotten.
-        ``confirm`` is ``push.confirm``.
-        """
+    def __init__(self, wanted: str, core: Partition, partition: int, most: int = _MOST) -> None:
+        """``wanted`` is a command's id, a device, or ``all``; the oldest of more than ``most`` commands are forgotten."""
         self._wanted = wanted
         self._core = core
         self._partition = partition
-        self._confirm = confirm
         self._most = most
         self._known: OrderedDict[CommandPosition, _Traced] = OrderedDict()
-        self._pushes: OrderedDict[int, CommandPosition] = OrderedDict()
-        self._confirmed: dict[str, list[CommandPosition]] = defaultdict(list)  # no cursor was written since
-        self._covered: dict[str, list[CommandPosition]] = {}  # by the cursor that is being written
 
     def see(self, step: object) -> None:
-        """Log a step: an event or action of which ``Effects`` handled or began all, ``Stored`` for what was written."""
+        """Log a step: an event or action of which ``Effects`` handled or began all; ``Stored`` before the core gets it."""
         match step:
             case Arrived(message):
                 device = message.properties.get(C_DEVICE, message.key)
@@ -103,23 +96,11 @@ class Tracer:
                     self._begin(position, "", step.device)
                     self._log("waking", position, queue=self._core.devices.mode_of(step.device).name.lower())
             case Push():
-                if step.position in self._known:
-                    self._pushes[step.number] = step.position
-                    if len(self._pushes) > self._most:
-                        self._pushes.popitem(last=False)
                 self._log("pushed", step.position, mqtt_topic=step.command.mqtt_topic, repeat=step.repeat or None)
-            case Confirmed(number, reason) if number in self._pushes:
-                position = self._pushes.pop(number)
+            case Confirmed(position, reason):
                 self._log("puback", position, reason=f"0x{reason:02X}")
-                if reason < 0x80 and reason != NO_SUBSCRIBERS and self._confirm == "broker":
-                    self._settle(position)
             case Answered(answer, waited):
                 self._log("answered", answer.position, failed=answer.failed, waited_for=waited)
-                if waited and not answer.failed:
-                    self._settle(answer.position)
-            case StoreCursor():
-                if step.device in self._confirmed:
-                    self._covered[step.device] = self._confirmed.pop(step.device)
             case DeadLetter():
                 self._log("given up", step.position, why=step.reason)
             case Ack(position):
@@ -127,8 +108,8 @@ class Tracer:
                 if (one := self._known.get(position)) is not None and not one.parked:
                     del self._known[position]
             case Stored(StoreCursor() as cursor):
-                for position in self._covered.pop(cursor.device, []):
-                    self._log("cursor", position)
+                for tracked in self._core.devices.awake[cursor.device].cursor_write.storing:
+                    self._log("cursor", tracked.position)
             case Stored(StoreSegment() as segment):
                 for position in segment.parked:
                     self._log("parked", position)
@@ -147,11 +128,6 @@ class Tracer:
         self._known[position] = known or _Traced(command_id, device, since_us)
         if len(self._known) > self._most:
             self._known.popitem(last=False)
-
-    def _settle(self, position: CommandPosition) -> None:
-        """The command counts as delivered: the next cursor of its device covers it."""
-        if position in self._known:
-            self._confirmed[self._known[position].device].append(position)
 
     def _log(self, step: str, position: CommandPosition, **more: object) -> None:
         """Log a step with the time since the one before in ms, None where none was seen."""

@@ -114,9 +114,7 @@ def backlogs(stats: Mapping[str, Any], topic: str, partitions: int) -> dict[int,
 
 
 def _show_lag(admin: PulsarAdmin, partitions: Mapping[int, PartitionMetrics]) -> None:
-    """Show the backlog of the partitions that are owned here. Push itself knows what it has received; if the cluster does
-    not let push read statistics, the metric is missing, and nothing else changes.
-    """
+    """Show the backlog of the partitions that are owned here; without the right to read statistics it is missing."""
     topic = admin.settings.system_topic(COMMANDS_TOPIC)
     stats = admin.request("GET", f"/{rest_path(topic)}/partitioned-stats?perPartition=true") or {}
     for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
@@ -182,7 +180,7 @@ class PushWorker:
         if wrong:
             raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
-        payloads = Payloads(self._settings, self._metrics.groups, self._failed)
+        payloads = Payloads(self._settings, self._metrics, self._failed)
         owners = {
             number: PartitionSupervisor(
                 self._settings,
@@ -195,7 +193,7 @@ class PushWorker:
             )
             for number, one in metrics.items()
         }
-        groups = GroupOwner(self._settings, self._metrics.groups, self._health.part("groups"), self._failed)
+        groups = GroupOwner(self._settings, self._metrics, self._health.part("groups"), self._failed)
 
         threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
 

@@ -161,9 +161,7 @@ class Expander:
         self._aged = deque(self._roster.standing())
 
     def rewritten(self) -> None:
-        """Write some of the old records again. Between two other events no command is
-        half done, so they say what a next owner has to know.
-        """
+        """Write some of the old records again. Between two other events no command is half done."""
         some = [self._aged.popleft() for _ in range(min(_AGAIN_AT_ONCE, len(self._aged)))]
         changes = [change for key in some if (change := self._roster.rewritten(key)) is not None]
         if changes:

@@ -6,7 +6,6 @@ It decides nothing. Every method blocks until Pulsar has answered; all are calle
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
@@ -26,7 +25,7 @@ from bridge.contract import (
 )
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.dead_letters import dead_letter, letter_key
-from bridge.errors import ContractError, FencedError, TransientError
+from bridge.errors import ContractError, FencedError
 from bridge.killpoints import reach
 from bridge.pulsar.client import (
     EARLIEST,
@@ -41,7 +40,7 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.sending import Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
-from bridge.push.metrics import GroupMetrics
+from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import WrittenTopics
 from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.settings.pulsar import PulsarSettings
@@ -50,9 +49,8 @@ __all__ = ["GroupLog", "Stopped"]
 
 log = structlog.get_logger("push")
 
-_ANSWER_S: Final = 0.2
 _ANSWER_PATIENCE_S: Final = 60.0
-"""Without any answer; a restart of Pulsar is shorter, and the client sends again what it had not answered."""
+"""A restart of Pulsar is shorter, and the client sends again what it had not answered."""
 _AT_ONCE: Final = 10_000
 """Messages without a receipt; the queues of the producers take more."""
 _QUEUE: Final = 4
@@ -75,7 +73,7 @@ class GroupLog:
         settings: PulsarSettings,
         token: str,
         over: Callable[[], bool],
-        metrics: GroupMetrics,
+        metrics: PushMetrics,
     ) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
         self._client = client
@@ -91,10 +89,7 @@ class GroupLog:
         self._topics = WrittenTopics(client)
 
     def own(self) -> None:
-        """Become the owner: wait for the exclusive producer of the roster (H23).
-
-        Raises TransientError after a few seconds as a standby: try again.
-        """
+        """Wait for the exclusive producer of the roster (H23). Raises TransientError after some seconds: try again."""
         self._producer = self._client.producer(self._roster, exclusive=True, max_pending=60_000)
 
     def read(self) -> Roster:
@@ -151,27 +146,15 @@ class GroupLog:
         """Write messages, and return once Pulsar has stored them. Raises what Pulsar answers, TransientError when it answers
         nothing any more, Stopped when it is over.
 
-        Pulsar's client tries without end, and after a lost answer nothing else would end the wait. A message that is
-        stored after all does no harm: records of the roster precede those of the next owner, which reads them; entries
-        have the ids of those that are written again, and push drops repeats.
+        A message that is stored after all does no harm: records of the roster precede those of the next owner, which reads
+        them; entries have the ids of those that are written again, and push drops repeats.
         """
         receipts = Receipts()
         for at, (producer, topic, key, payload, more) in enumerate(messages):
             with our_errors(f"writing to {topic}"):
                 producer.send_async(payload, callback=receipts.of(at), partition_key=key, **more)
-        unanswered, since = len(messages), time.monotonic()
-        while not receipts.wait(_ANSWER_S):
-            if self._over():
-                raise Stopped
-            missing = Counter(one[1] for at, one in enumerate(messages) if not receipts.answered(at))
-            if missing.total() < unanswered:
-                unanswered, since = missing.total(), time.monotonic()
-            elif time.monotonic() - since >= _ANSWER_PATIENCE_S:
-                topic, count = missing.most_common(1)[0]
-                raise TransientError(
-                    f"writing to {topic}: no answer to {count} messages for {_ANSWER_PATIENCE_S:g} s",
-                    remedy="see whether Pulsar's brokers and bookies are up",
-                )
+        if messages and not receipts.wait_for_all(f"writing to {messages[0][1]}", _ANSWER_PATIENCE_S, self._over):
+            raise Stopped
         for at, (_, topic, *_) in enumerate(messages):
             if (error := receipts.error(at, f"writing to {topic}")) is not None:
                 raise error
@@ -195,7 +178,7 @@ class GroupLog:
         reach("group_before_entries")
         for start in range(0, len(entries), _AT_ONCE):
             self._write([self._entry(entry) for entry in entries[start : start + _AT_ONCE]])
-        self._metrics.entries.inc(len(entries))
+        self._metrics.counters["group_entries"].inc(len(entries))
         reach("group_after_entries")
 
     def _entry(self, entry: Command) -> _Sent:
@@ -208,7 +191,7 @@ class GroupLog:
         self._write([self._receipt(receipt) for receipt in receipts])
         for receipt in receipts:
             if not receipt.device:
-                self._metrics.commands.labels(receipt.state).inc()
+                self._metrics.counters["group_commands"].labels(receipt.state).inc()
         reach("group_after_receipt")
 
     def _receipt(self, receipt: Receipt) -> _Sent:

@@ -1,7 +1,6 @@
 """Gives group commands to their members, in one process at a time: the shell of ``expanding``, in a thread of its own.
 
-Any push process may do it; the one that holds the exclusive producer of the roster does, and another takes over when
-that one dies. It ends, and begins again as a standby, wherever Pulsar says that another is the owner.
+Any push process may do it; the one with the exclusive producer of the roster does, and another takes over when that one dies.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, Final
 
 import structlog
@@ -19,27 +18,27 @@ from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, G
 from bridge.contract.commands import BEFORE_ALL
 from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
-from bridge.errors import ContractError, FencedError, PulsebridgeError, RefusedError, TransientError
+from bridge.errors import ContractError
 from bridge.health import Part
 from bridge.pulsar.client import (
     EARLIEST,
     NO_TEXT,
     Message,
-    MessageId,
     PulsarClient,
     key_of,
     properties_of,
     received,
 )
 from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.topic_end import read_partition, read_to_end
 from bridge.push.cursor import ids_device
 from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import Membership
-from bridge.push.metrics import GroupMetrics
+from bridge.push.metrics import PushMetrics
 from bridge.push.position_reader import leave_out_foreign, position_of, record_key
 from bridge.push.segments import segment_device
+from bridge.push.threads import Sessions, wait_for
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 
@@ -47,7 +46,6 @@ __all__ = ["GroupOwner", "KnownDevices", "MemberTable"]
 
 log = structlog.get_logger("push")
 
-_RETRY_S: Final = (0.2, 5.0)
 _ABSENT_S: Final = 30.0
 _RECEIVE_MS: Final = 500
 _LOOK_S: Final = 30.0
@@ -71,26 +69,17 @@ class MemberTable:
         self._over = over
         self._settings = settings
         self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
-        self._client = client
         self._membership = membership
         self._last = BEFORE_ALL
-        last = self._load()
+        last = EARLIEST
+        # Records that only the compacted view still has are not read by later reads.
+        for message in read_partition(client, self._topic, compacted=True, over=over):
+            self._put(message)
+            last = message.message_id()
+        if over():
+            raise Stopped
         # Not the compacted view any more: there a tombstone could be removed before it was read.
         self._reader: Any = client.reader(self._topic, last, inclusive=last is EARLIEST)
-
-    def _load(self) -> MessageId:
-        """Read the compacted view. Records that only this view still has are not read by later reads."""
-        reader: Any = self._client.reader(self._topic, EARLIEST, compacted=True)
-        last = EARLIEST
-        try:
-            for message in read_to_end(reader, self._settings, self._topic, compacted=True, over=self._over):
-                self._put(message)
-                last = message.message_id()
-        finally:
-            close_quietly(reader)
-        if self._over():
-            raise Stopped
-        return last
 
     def _put(self, message: Message) -> None:
         self._last = position_of(message.message_id())
@@ -113,9 +102,7 @@ class MemberTable:
             self._put(message)
 
     def take_all(self) -> None:
-        """Bring all that Pulsar has now to the membership. Raises TransientError when it does not answer, Stopped when it
-        is to end before. A command to a group waits for this.
-        """
+        """Bring all that Pulsar has now to the membership, before a group command. Raises TransientError or Stopped."""
         for message in read_to_end(self._reader, self._settings, self._topic, last=self._last, over=self._over):
             self._put(message)
         if self._over():
@@ -168,31 +155,20 @@ class GroupOwner:
     def __init__(
         self,
         settings: Settings,
-        metrics: GroupMetrics,
+        metrics: PushMetrics,
         part: Part,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._part = part
-        self._failed = failed
-        self._stopping = threading.Event()
-        self._worked = False
+        self._sessions = Sessions("groups", self._run_session, part, failed)
         self._owns = False
         self._aged = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="push-groups", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask for the end; what is half done is done by the next owner."""
-        self._stopping.set()
-
-    def join(self) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join()
+        self.start, self.join = self._sessions.start, self._sessions.join
+        self._stopping = self._sessions.stopping
+        self.stop = self._stopping.set
+        """Asks for the end; what is half done is done by the next owner."""
 
     def roster_aged(self) -> bool:
         """Have the records of the roster written again. Returns whether this process owns it. From any thread."""
@@ -200,38 +176,14 @@ class GroupOwner:
             self._aged.set()
         return self._owns
 
-    def _run(self) -> None:
+    def _run_session(self) -> None:
         try:
-            self._own_for_ever()
-        except BaseException as e:
-            self._part.failed(str(e))
-            self._failed(e)
-            if not isinstance(e, PulsebridgeError):
-                raise
-        finally:
-            self._metrics.open.set(0)
-
-    def _own_for_ever(self) -> None:
-        wait = _RETRY_S[0]
-        while not self._stopping.is_set():
-            try:
+            with suppress(Stopped):
                 self._once()
-                wait = _RETRY_S[0]
-            except Stopped:
-                return
-            except FencedError as e:
-                self._part.stands_by("another process gives group commands to their members")
-                log.info("groups went to another process", why=str(e))
-            except (TransientError, RefusedError) as e:
-                if isinstance(e, RefusedError) and not self._worked:
-                    raise
-                self._part.waits(str(e))
-                log.warning("groups are tried again; see that Pulsar is up and lets us in", why=str(e))
-                self._stopping.wait(wait)
-                wait = min(2 * wait, _RETRY_S[1])
+        finally:
+            self._metrics.gauges["group_open"].set(0)
 
     def _once(self) -> None:
-        """Own the roster for as long as it is ours."""
         pulsar = self._settings.pulsar
         patient = pulsar.model_copy(update={"operation_timeout": min(pulsar.operation_timeout, 5.0)})
         with PulsarClient(patient) as client:
@@ -252,21 +204,15 @@ class GroupOwner:
             ):
                 expander = Expander(roster, membership, group_log, groups.topic, int(groups.expiry * 1_000_000))
                 self._wait_for(group_log.subscribe)
-                self._worked = self._owns = True
+                self._sessions.worked = self._owns = True
                 try:
                     self._expand(group_log, expander, table, known)
                 finally:
                     self._owns = False
 
     def _wait_for(self, attempt: Callable[[], None]) -> None:
-        while not self._stopping.is_set():
-            try:
-                attempt()
-                return
-            except (TransientError, FencedError) as e:
-                log.debug("groups: standby", why=str(e))
-                self._stopping.wait(0.2)
-        raise Stopped
+        if not wait_for(attempt, self._stopping):
+            raise Stopped
 
     def _expand(self, group_log: GroupLog, expander: Expander, table: MemberTable, known: KnownDevices) -> None:
         """Give out what comes until stopped. Raises Stopped, FencedError or TransientError."""
@@ -297,7 +243,7 @@ class GroupOwner:
                 self._aged.clear()
                 expander.aged()
             expander.rewritten()
-            self._metrics.open.set(expander.open)
+            self._metrics.gauges["group_open"].set(expander.open)
         raise Stopped
 
 

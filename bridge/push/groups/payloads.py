@@ -21,9 +21,9 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, partition_name
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import PulsarClient
-from bridge.push.metrics import GroupMetrics
+from bridge.push.metrics import PushMetrics
 from bridge.push.position_reader import NothingComes, PositionReader
-from bridge.push.threads import reporting_failure
+from bridge.push.threads import start_thread
 from bridge.settings import Settings
 
 __all__ = ["Deliver", "PayloadCache", "PayloadCame", "Payloads"]
@@ -42,9 +42,7 @@ class PayloadCache:
         hit: Callable[[], None] = lambda: None,
         missed: Callable[[], None] = lambda: None,
     ) -> None:
-        """``limit`` is in bytes. ``fetch`` orders a read, and ``fetched`` follows; it must not block. ``hit`` counts what
-        needed no read of its own, ``missed`` what was read because of it.
-        """
+        """``limit`` is in bytes. ``fetch`` orders a read, without blocking; ``hit`` and ``missed`` count the requests."""
         self._limit = limit
         self._hit = hit
         self._missed = missed
@@ -109,7 +107,7 @@ class PayloadCame:
 class Payloads:
     """The payloads of one push process. ``ask`` may be called from any thread."""
 
-    def __init__(self, settings: Settings, metrics: GroupMetrics, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, settings: Settings, metrics: PushMetrics, failed: Callable[[Exception], None]) -> None:
         """``failed`` is called on the thread of this when it ends before ``close``."""
         self._settings = settings
         self._wanted: queue.SimpleQueue[CommandPosition | None] = queue.SimpleQueue()
@@ -118,12 +116,11 @@ class Payloads:
         self._cache = PayloadCache(
             settings.push.groups.cache_size,
             self._wanted.put,
-            metrics.hits.inc,
-            metrics.misses.inc,
+            metrics.counters["cache_hits"].inc,
+            metrics.counters["cache_misses"].inc,
         )
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=reporting_failure(self._run, failed), name="push-payloads", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("payloads", self._run, failed)
 
     def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
         """Return the payload of the group command at ``position``, or None; then ``deliver`` is called once, later."""
@@ -150,7 +147,7 @@ class Payloads:
                 if self._closing.is_set():
                     break
                 self._cache.fetched(position, payload)
-                self._metrics.kept.set(self._cache.size)
+                self._metrics.gauges["cache_bytes"].set(self._cache.size)
             reader.close()
 
     def _read(self, reader: PositionReader, position: CommandPosition) -> bytes | None:

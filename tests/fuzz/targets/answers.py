@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
-from bridge.push.device_protocol import parse_answer, read_from
-from bridge.push.position_tags import SECRET_BYTES, PositionTags
-from bridge.push.presence import PresenceRules
+from bridge.push.device_protocol import SECRET_BYTES, PositionTags, parse_answer, read_from
+from bridge.push.inbound import PresenceRules
 from bridge.settings.push import PresenceRule
 from tests.fuzz.engine import Case, Check, Target
 from tests.support.messages import anything

@@ -24,9 +24,9 @@ from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unproven, read_term, term_record
 from bridge.push.cursor_log import CursorRecords, owner_record
+from bridge.push.device_protocol import SECRET_BYTES
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.partition import Partition
-from bridge.push.position_tags import SECRET_BYTES
 from bridge.push.segments import ParkedId, read_segment, segment_key
 from bridge.routing.mapper import Mapper
 from bridge.settings.ingest import IngestSettings

@@ -78,8 +78,8 @@ def test_every_member_gets_a_group_command_in_order_with_its_own_and_the_payload
         write_group_commands(settings, [second])
         devices.await_all(entries(second, NAMES))
         all_acknowledged(settings)
-        assert metrics.groups.misses._value.get() == 2, "each payload is read once for both partitions"
-        assert metrics.groups.hits._value.get() == 2 * len(NAMES) - 2
+        assert metrics.counters["cache_misses"]._value.get() == 2, "each payload is read once for both partitions"
+        assert metrics.counters["cache_hits"]._value.get() == 2 * len(NAMES) - 2
         for name in NAMES:
             mine = [one for one in own if one.device == name]
             expected = [mine[0], *entries(first, [name]), mine[1], *entries(second, [name])]
@@ -145,7 +145,7 @@ def test_a_late_member_gets_what_has_not_expired_and_one_that_left_gets_no_more(
         write_group_commands(settings, [soon, commands[1]])
         devices.await_all(entries(commands[1], NAMES[:3]))
         poll_for(
-            lambda: time.time() * 1000 > soon.expires_at_ms and metrics.groups.open._value.get() == 2,
+            lambda: time.time() * 1000 > soon.expires_at_ms and metrics.gauges["group_open"]._value.get() == 2,
             30,
             "one has expired",
         )
@@ -217,7 +217,7 @@ def test_h23_a_killed_expander_loses_no_member_and_writes_no_second_command(
         with PushProcess(settings, tmp_path, kill_at=f"{point}:{passages}") as process:
             process.died()
         with push_in_thread(settings) as metrics:
-            done = metrics.groups.commands.labels("expanded")
+            done = metrics.counters["group_commands"].labels("expanded")
             poll_for(lambda: done._value.get() == 1, 60, "the group command is done")
             devices.await_all(entries(first, names))
             all_acknowledged(settings)
@@ -250,7 +250,7 @@ def test_h23_a_frozen_expander_that_goes_on_writes_nothing_over_its_successor(
         # As when its keep-alive has run out, only sooner; not while the other provisions: Pulsar's admin may hang then.
         admin.request("PUT", f"{namespace}/unload")
         with push_in_thread(settings) as metrics:
-            done = metrics.groups.commands.labels("expanded")
+            done = metrics.counters["group_commands"].labels("expanded")
             poll_for(lambda: done._value.get() == 1, 60, "the group command is done")
             devices.await_all(entries(first, names))
             all_acknowledged(settings)
@@ -297,8 +297,8 @@ def test_members_that_are_away_get_it_in_order_when_they_are_back(
             for name in away:
                 says(settings, name, b"online", retain=True)
             devices.await_all(entries(second, away))
-            assert metrics.groups.misses._value.get() == 2
-            assert metrics.groups.hits._value.get() == 4
+            assert metrics.counters["cache_misses"]._value.get() == 2
+            assert metrics.counters["cache_hits"]._value.get() == 4
         for n, name in enumerate(NAMES):
             expected = [*entries(first, [name]), between[n], *entries(second, [name])]
             assert devices.check(expected) == 0

@@ -55,7 +55,7 @@ def test_spark_writes_members_and_a_command_and_counts_who_got_it(
         commands.write.format("pulsebridge_commands").options(**options).mode("append").save()
     assert len(read_topic(settings, GROUP_COMMANDS_TOPIC)) == 2
     with Devices(settings) as devices, push_in_thread(settings) as metrics:
-        again = metrics.groups.commands.labels("duplicate")
+        again = metrics.counters["group_commands"].labels("duplicate")
         devices.await_all(entries(one, NAMES))
         all_acknowledged(settings)
         poll_for(lambda: again._value.get() == 1, 30, "the copy of the group command")

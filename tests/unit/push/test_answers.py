@@ -12,9 +12,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
+from bridge.push.device_protocol import PositionTags, answer_filter, check_topic, outgoing, parse_answer, read_position
 from bridge.push.partition import Partition
-from bridge.push.position_tags import PositionTags, read_position
 from bridge.settings import MqttSettings, PushSettings, Settings
 from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld

@@ -13,12 +13,12 @@ from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
+from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.position_reader import StoredMessage
-from bridge.push.position_tags import PositionTags
 from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
@@ -81,7 +81,6 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
         core,
         cast(Link, None),
         cast(PartitionLog, log),
-        cast(CommandSource, log),
         cast(Budget, room),
         METRICS,
         lambda _at: None,

@@ -16,11 +16,11 @@ from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeou
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
+from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, CommandSource, PartitionLog, receive_commands
+from bridge.push.partition_log import Arrived, PartitionLog, receive_commands
 from bridge.push.position_reader import StoredMessage
-from bridge.push.position_tags import PositionTags
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
 from bridge.push.segments import read_segment, segment_key
@@ -92,9 +92,8 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
 
 
 def effects_of(core: Partition, budget: Budget) -> Effects:
-    log, source = cast(PartitionLog, None), cast(CommandSource, None)
-    tags = PositionTags(b"secret", 0)
-    return Effects(Settings(), core, cast(Link, None), log, source, budget, METRICS, lambda _at: None, tags)
+    log, tags = cast(PartitionLog, None), PositionTags(b"secret", 0)
+    return Effects(Settings(), core, cast(Link, None), log, budget, METRICS, lambda _at: None, tags)
 
 
 def cursor_log(records: Records) -> CursorLog:

@@ -15,7 +15,7 @@ from bridge.errors import FencedError, TransientError
 from bridge.pulsar.client import OK, MessageId, PulsarClient, message_id
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import OWNER, Progress, Roster
-from bridge.push.metrics import GroupMetrics
+from bridge.push.metrics import PushMetrics
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 
@@ -50,7 +50,7 @@ class RosterTopic:
 
 
 def group_log(topic: RosterTopic, over: Callable[[], bool] = lambda: False, token: str = "us") -> GroupLog:
-    metrics = GroupMetrics(CollectorRegistry())
+    metrics = PushMetrics(CollectorRegistry())
     log = GroupLog(cast(PulsarClient, topic), PulsarSettings(), token, over, metrics)
     log.own()
     return log

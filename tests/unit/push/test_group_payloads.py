@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
 from bridge.push.groups.payloads import PayloadCache, Payloads
-from bridge.push.metrics import GroupMetrics
+from bridge.push.metrics import PushMetrics
 from bridge.push.position_reader import PositionReader
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage
@@ -130,7 +130,7 @@ class PulsarThatStalls:
 def read_payloads(world: PulsarThatStalls, monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     """Read one payload, then one behind it while Pulsar stalls; in a tenth of a second patience is at its end."""
     monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 0.1)
-    payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()), list[Exception]().append)
+    payloads = Payloads(Settings(), PushMetrics(CollectorRegistry()), list[Exception]().append)
     reader = PositionReader(cast(PulsarClient, world), "group-commands", 0, near=4)
     first = payloads._read(reader, place(1))
     world.stall()
@@ -178,7 +178,7 @@ def test_what_pulsar_has_and_gives_to_no_reader_waits_behind_the_others(
     monkeypatch.setattr("bridge.push.groups.payloads.PulsarClient", lambda _settings: world)
     answers: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
     failures: list[Exception] = []
-    payloads = Payloads(Settings(), GroupMetrics(CollectorRegistry()), failures.append)
+    payloads = Payloads(Settings(), PushMetrics(CollectorRegistry()), failures.append)
     for number in (1, 9, 2):
         assert payloads.ask(place(number), lambda at, payload: answers.put((at.entry, payload))) is None
     try:

@@ -36,6 +36,8 @@ class View:
     Pulsar says to be its end was compacted away.
     """
 
+    settings = PulsarSettings()
+
     def __init__(self, stalls: int = 0, *, cut: bool = False) -> None:
         self._left = [Record(number) for number in range(5)]
         self._stalls = stalls

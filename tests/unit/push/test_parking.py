@@ -14,8 +14,9 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.cursor import BEFORE_ALL
+from bridge.push.inbound import PresenceRules, Sign
 from bridge.push.partition import Partition
-from bridge.push.presence import Presence, PresenceRules, Sign
+from bridge.push.probes import Presence
 from bridge.push.segments import Parked, ParkedId, read_segment, segment_device
 from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule

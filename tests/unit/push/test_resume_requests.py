@@ -24,11 +24,11 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import Cursor
+from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
-from bridge.push.position_tags import PositionTags
+from bridge.push.partition_log import PartitionLog
 from bridge.push.request_log import Asked
 from bridge.push.states import Mode
 from bridge.push.threads import Budget
@@ -122,7 +122,12 @@ class Requests:
     def is_ours(self, _device: str) -> bool:
         return True
 
-    def acknowledge_request(self, message: object) -> None:
+    @property
+    def requests(self) -> Requests:
+        """As of a partition: its requests are acknowledged here as well."""
+        return self
+
+    def acknowledge(self, message: object) -> None:
         self.acknowledged.append(message)
 
 
@@ -143,7 +148,6 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
         core,
         cast(Link, link),
         cast(PartitionLog, log),
-        cast(CommandSource, log),
         cast(Budget, None),
         PushMetrics(CollectorRegistry()),
         lambda _at: None,

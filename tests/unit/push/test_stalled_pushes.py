@@ -13,11 +13,11 @@ from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Confirmation, Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
+from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import CommandSource, PartitionLog
-from bridge.push.position_tags import PositionTags
+from bridge.push.partition_log import PartitionLog
 from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
@@ -96,7 +96,6 @@ class GroupPartition:
             self.core,
             cast(Link, self.link),
             cast(PartitionLog, self.log),
-            cast(CommandSource, self.log),
             cast(Budget, None),
             METRICS,
             lambda _at: None,

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from bridge.contract import C_ID
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Ack, Push, StoreCursor
+from bridge.push.actions import Ack, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor_log import Stored
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
@@ -28,12 +28,12 @@ def at(number: int) -> CommandPosition:
 class Traced:
     """A tracer with a clock of its own, and the lines that it writes."""
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, wanted: str, confirm: str = "broker", most: int = 10_000
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wanted: str, most: int = 10_000) -> None:
         self.now = 10 * SECOND
         monkeypatch.setattr("bridge.push.tracing.time.time_ns", lambda: self.now * 1000)
-        self.tracer = Tracer(wanted, Partition(0, Limits().nested(), {}, None), 0, confirm, most)
+        self.core = Partition(0, Limits(answers=True).nested(), {}, None)
+        self.core.link_up()
+        self.tracer = Tracer(wanted, self.core, 0, most)
 
     def see(self, step: object) -> list[dict[str, Any]]:
         with capture_logs() as lines:
@@ -82,17 +82,23 @@ def test_each_step_shows_its_time_and_the_milliseconds_since_the_previous_one(mo
 
 
 def test_a_cursor_shows_each_command_that_it_covers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = Traced(monkeypatch, "d", "device")
+    traced = Traced(monkeypatch, "d")
+    core, now_us = traced.core, traced.now
     for number in (1, 2, 3):
         traced.arrives(number)
-    cursor = StoreCursor("d", ())
-    traced.answers(1)
-    traced.see(cursor)
-    traced.answers(2)  # while that write is under way
-    assert traced.names(Stored(cursor)) == [("cursor", "c-1")]
-    assert traced.names(Stored(cursor)) == []
-    traced.see(cursor)
-    assert traced.names(Stored(cursor)) == [("cursor", "c-2")]
+        core.arrived(at(number), Command(f"c-{number}", "d", "t", b"x"), now_us)
+    actions = core.take(now_us)
+    for number in (1, 2):
+        (push,) = (one for one in actions if isinstance(one, Push))
+        assert core.answered(push.position, b"", now_us, failed=False)
+        (cursor,) = core.take(now_us)
+        assert isinstance(cursor, StoreCursor)
+        assert traced.names(cursor) == []
+        assert traced.names(Stored(cursor)) == [("cursor", f"c-{number}")]
+        core.cursor_stored("d")
+        assert traced.names(Stored(cursor)) == []
+        actions = core.take(now_us)
+        assert any(isinstance(one, StoreReceipt) for one in actions)
 
 
 def test_no_more_is_remembered_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +107,6 @@ def test_no_more_is_remembered_than_its_bound(monkeypatch: pytest.MonkeyPatch) -
         traced.arrives(number)
         traced.pushes(number)
     assert [n for n in range(100) if traced.answers(n)] == list(range(90, 100))
-    assert [n for n in range(100) if traced.see(Confirmed(n, 0))] == list(range(90, 100))
+    assert [n for n in range(100) if traced.see(Confirmed(at(n), 0))] == list(range(90, 100))
     assert traced.names(Ack(at(99))) == [("acked", "c-99")]
     assert traced.answers(99) == []
