@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
-from pydantic import SecretStr
-
-from bridge.settings.secret_file import token_of
+from bridge.settings.secret_file import SecretFile
 
 __all__ = ["TLS_CLASS", "TOKEN_CLASS", "identity_of"]
 
@@ -69,18 +68,18 @@ def identity_of(get: Callable[[str], str | None], problems: list[str]) -> dict[s
 
 def _token(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Read the forms of the Java plug-in: token:…, file:///…, JSON with "token", or the token itself."""
-    try:
-        found = token_of(params)
-    except (OSError, ValueError) as e:
-        problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
-        return plain
-    if found is None and params.strip():
-        pairs = _json(params)
-        found = SecretStr(pairs.get("token", "") if pairs is not None else params.strip())
-    if found is None or not found.get_secret_value():
+    if params.startswith("file:"):
+        try:
+            return plain | {"token": SecretFile(unquote(urlsplit(params).path))}
+        except (OSError, ValueError) as e:
+            problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
+            return plain
+    pairs = _json(params)
+    token = params.strip().removeprefix("token:") if pairs is None else pairs.get("token")
+    if not token:
         problems.append("pulsar.client.authParams has no token: give token:… or file:///…")
         return plain
-    return plain | {"token": found}
+    return plain | {"token": token}
 
 
 def _tls(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, Any]:
