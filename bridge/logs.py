@@ -74,8 +74,8 @@ class Repeats:
 class _Stdout:
     """Writes to the current ``sys.stdout``, so that redirection after the configuration works."""
 
-    def __init__(self, *name: Any) -> None:
-        self.name = str(name[0]) if name else None
+    def __init__(self, name: str = "") -> None:
+        self.name = name
 
     def msg(self, message: str) -> None:
         sys.stdout.write(message + "\n")  # in one piece: several threads log
@@ -92,13 +92,6 @@ class _Handler(logging.Handler):
             _Stdout().msg(self.format(record))
         except Exception:  # noqa: BLE001 the standard library handles every error of a record so
             self.handleError(record)
-
-
-def _name(logger: Any, _: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    name = getattr(logger, "name", None)
-    if name:
-        event["logger"] = name
-    return event
 
 
 _SEVERAL_LINES: Final = ("exception", "stack")
@@ -176,16 +169,15 @@ def configure(settings: LogSettings) -> None:
             exception_formatter=structlog.dev.plain_traceback,  # rich's shows the values of variables
         )
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
-    shape: list[structlog.typing.Processor] = [stamp, structlog.processors.format_exc_info, _show]
+    shape: list[structlog.typing.Processor] = [
+        structlog.processors.add_log_level,
+        structlog.stdlib.add_logger_name,
+        stamp,
+        structlog.processors.format_exc_info,
+        _show,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            _Limit(),
-            structlog.processors.add_log_level,
-            _name,
-            *shape,
-            last,
-        ],
+        processors=[structlog.contextvars.merge_contextvars, _Limit(), *shape, last],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_Stdout,
         cache_logger_on_first_use=False,
@@ -194,11 +186,7 @@ def configure(settings: LogSettings) -> None:
     handler = _Handler()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.processors.add_log_level,
-                structlog.stdlib.add_logger_name,
-                *shape,
-            ],
+            foreign_pre_chain=shape,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
         )
     )

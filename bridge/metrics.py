@@ -11,16 +11,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from http.server import ThreadingHTTPServer
 from importlib.metadata import version
 from io import BufferedIOBase
-from socketserver import ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from prometheus_client import REGISTRY, CollectorRegistry, disable_created_metrics, make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry, MetricsHandler, disable_created_metrics
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -31,12 +30,9 @@ from bridge.unreadable import left_out
 if TYPE_CHECKING:
     from bridge.settings.metrics import MetricsSettings
 
-__all__ = ["Endpoint", "HealthCollector", "serving"]
+__all__ = ["HealthCollector", "serving"]
 
 log = structlog.get_logger("metrics")
-
-_StartResponse: TypeAlias = Callable[..., Any]
-_App: TypeAlias = Callable[[dict[str, Any], _StartResponse], Iterable[bytes]]
 
 _REQUEST_S: Final = 10.0
 """How long a client may be silent, in seconds; it occupies a thread."""
@@ -74,61 +70,17 @@ class HealthCollector(Collector):
         )
 
 
-class Endpoint:
-    """The WSGI application with three paths; all others are 404."""
-
-    def __init__(self, health: Health, registry: CollectorRegistry = REGISTRY) -> None:
-        self._health = health
-        self._metrics: _App = make_wsgi_app(registry)
-
-    def __call__(self, environ: dict[str, Any], start_response: _StartResponse) -> Iterable[bytes]:
-        """Answer one request. Each request has its own thread."""
-        path = environ.get("PATH_INFO", "")
-        if path == "/metrics":
-            return self._metrics(environ, start_response)
-        if environ.get("REQUEST_METHOD") not in ("GET", "HEAD"):
-            return _answer(start_response, "405 Method Not Allowed", {"allowed": ["GET", "HEAD"]})
-        verdict = self._health.verdict(time.monotonic())
-        if path == "/healthz":
-            body = {"healthy": verdict.healthy, "failed": _listed(verdict.sick)}
-            return _answer(start_response, _status(verdict.healthy), body)
-        if path == "/readyz":
-            body = {"ready": verdict.ready, "missing": _listed(verdict.missing)}
-            return _answer(start_response, _status(verdict.ready), body)
-        return _answer(start_response, "404 Not Found", {"paths": ["/metrics", "/healthz", "/readyz"]})
-
-
-def _listed(parts: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"part": name, "why": why} for name, why in parts.items()]
-
-
-def _status(good: bool) -> str:
-    return "200 OK" if good else "503 Service Unavailable"
-
-
-def _answer(start_response: _StartResponse, status: str, body: Mapping[str, object]) -> list[bytes]:
-    data = json.dumps(body).encode() + b"\n"
-    start_response(
-        status,
-        [
-            ("Content-Type", "application/json"),
-            ("Content-Length", str(len(data))),
-            ("Cache-Control", "no-store"),
-        ],
-    )
-    return [data]
-
-
-class _Server(ThreadingMixIn, WSGIServer):
+class _Server(ThreadingHTTPServer):
     """A server with a thread for each connection. Beyond ``_MAX_CONNECTIONS`` a new one closes the oldest."""
 
-    daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, settings: MetricsSettings, health: Health, registry: CollectorRegistry) -> None:
+        self.health = health
+        self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         self._open: dict[Any, None] = {}  # oldest first
         self._lock = threading.Lock()
-        super().__init__(*args)
+        super().__init__((settings.host, settings.port), _Handler.factory(registry))
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection. Without a free descriptor it waits a little; the connection stays in the queue."""
@@ -160,10 +112,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         log.debug("a request for metrics or health failed", why=repr(sys.exc_info()[1]))
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
 class _Head:
     """Reads lines of a request up to ``_MAX_HEAD_BYTES``; then it reports the end of the input."""
 
@@ -180,7 +128,10 @@ class _Head:
         self._file.close()
 
 
-class _Quiet(WSGIRequestHandler):
+class _Handler(MetricsHandler):
+    """Answers one request on three paths; all others are 404."""
+
+    server: _Server
     timeout = _REQUEST_S
 
     def setup(self) -> None:
@@ -188,14 +139,45 @@ class _Quiet(WSGIRequestHandler):
         super().setup()
         self.rfile = _Head(self.rfile)  # type: ignore[assignment]
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing, because probes arrive every few seconds."""
+    def do_GET(self) -> None:
+        """Answer with the metrics or a verdict."""
+        path = self.path.partition("?")[0]
+        verdict = self.server.health.verdict(time.monotonic())
+        if path == "/metrics":
+            super().do_GET()
+        elif path == "/healthz":
+            self._answer(200 if verdict.healthy else 503, {"healthy": verdict.healthy, "failed": _listed(verdict.sick)})
+        elif path == "/readyz":
+            self._answer(200 if verdict.ready else 503, {"ready": verdict.ready, "missing": _listed(verdict.missing)})
+        else:
+            self._answer(404, {"paths": ["/metrics", "/healthz", "/readyz"]})
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self._answer(405, {"allowed": ["GET", "HEAD"]})
+
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+
+    def _answer(self, status: int, body: Mapping[str, object]) -> None:
+        data = json.dumps(body).encode() + b"\n"
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+def _listed(parts: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"part": name, "why": why} for name, why in parts.items()]
 
 
 @contextmanager
 def serving(
     settings: MetricsSettings,
-    health: Health | None = None,
+    health: Health,
     registry: CollectorRegistry = REGISTRY,
     more: Iterable[Collector] = (),
 ) -> Iterator[None]:
@@ -206,12 +188,10 @@ def serving(
     if settings.port == 0:
         yield
         return
-    health = health or Health(settings.stuck_after)
     disable_created_metrics()  # type: ignore[no-untyped-call]
     collectors = (HealthCollector(health), *more)
-    kind = _Server6 if ":" in settings.host else _Server
     try:
-        server = make_server(settings.host, settings.port, Endpoint(health, registry), kind, _Quiet)
+        server = _Server(settings, health, registry)
     except OSError as e:
         raise TerminalError(
             f"metrics cannot be served on {settings.host}:{settings.port}: {e.strerror}",

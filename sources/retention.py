@@ -213,7 +213,7 @@ class RetentionSubscription:
         while True:
             try:
                 # No receiver queue: the consumer only acknowledges. The tasks read with their own readers.
-                return self._client.consumer(partition, self.name, kind="Exclusive", queue=0)
+                return self._client.consumer(partition, self.name, queue=0)
             except FencedError as e:
                 if time.monotonic() > until:
                     raise FencedError(

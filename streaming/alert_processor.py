@@ -14,7 +14,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructField, StructType
 
-from bridge.settings.alert_rules import AlertRule
+from streaming.alert_rules import AlertRule
 from streaming.evaluation import Alert, DeviceState, Found, Reading, due_us, evaluate, forgotten, silent
 
 __all__ = ["OUTPUT", "STATE", "AlertProcessor"]

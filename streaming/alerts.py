@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from bridge.contract import ALERTS_TOPIC
 from bridge.errors import ConfigError
-from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming import pipelines as dp
+from streaming.alert_rules import FIELD, WHOLE, AlertRule, Sql, load_rules
 from streaming.sql import barrier, literal, once, quoted
 from streaming.tables import struct_of
 from streaming.writing import POSITION, validated

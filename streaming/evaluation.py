@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bridge.errors import ContractError
-from bridge.settings.alert_rules import FIELD, WHOLE, AlertRule, Sql
+from streaming.alert_rules import FIELD, WHOLE, AlertRule, Sql
 
 __all__ = [
     "Alert", "DeviceState", "Found", "Reading", "Watch", "command_id", "due_us", "evaluate", "forgotten", "message_of",

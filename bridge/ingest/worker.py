@@ -206,7 +206,7 @@ class IngestWorker(LinkHandler):
         self._received = True
         self._credit.ended()
         readings = self.intake.take_all(messages, self.link.epoch, time.monotonic())
-        self._acks.arrived_all(readings)
+        self._acks.arrived(*readings)
         if self.intake.full:
             self.link.paused = True
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -65,13 +64,8 @@ class AckQueue:
         self._epoch = epoch
         self._queue.clear()
 
-    def arrived(self, entry: Entry) -> None:
-        """Append a message, unless its connection is not the open one."""
-        if entry.epoch == self._epoch:
-            self._queue.append(entry)
-
-    def arrived_all(self, entries: Sequence[Entry]) -> None:
-        """Append messages of one connection, in order."""
+    def arrived(self, *entries: Entry) -> None:
+        """Append messages of one connection, in order, unless it is not the open one."""
         if entries and entries[0].epoch == self._epoch:
             self._queue.extend(entries)
 

@@ -168,7 +168,7 @@ class PulsarClient:
     Raises TransientError, RefusedError or FencedError from each call, never Pulsar's own exceptions.
     """
 
-    def __init__(self, settings: PulsarSettings, *, io_threads: int = 1) -> None:
+    def __init__(self, settings: PulsarSettings) -> None:
         self.settings = settings
         self._authenticated = False  # whether a call of this client has succeeded
         auth = None
@@ -183,7 +183,6 @@ class PulsarClient:
                 settings.service_url,
                 authentication=auth,
                 operation_timeout_seconds=int(settings.operation_timeout),
-                io_threads=io_threads,
                 stats_interval_in_seconds=0,
                 tls_trust_certs_file_path=_text(settings.tls_ca),
                 tls_validate_hostname=settings.tls_validate_hostname,
@@ -248,7 +247,6 @@ class PulsarClient:
         *,
         batching: bool = True,
         max_pending: int = 10_000,
-        max_delay_ms: int = 2,
         chunking: bool = False,
         exclusive: bool = False,
         name: str | None = None,
@@ -272,7 +270,7 @@ class PulsarClient:
                 batching_enabled=batching,
                 batching_max_messages=1000,
                 batching_max_allowed_size_in_bytes=MAX_BATCH_BYTES,
-                batching_max_publish_delay_ms=max_delay_ms,
+                batching_max_publish_delay_ms=2,
                 chunking_enabled=chunking,
                 access_mode=access,
                 properties=dict(properties or {}),
@@ -314,31 +312,18 @@ class PulsarClient:
                 is_read_compacted=compacted,
             )
 
-    def consumer(
-        self,
-        topic: str,
-        subscription: str,
-        *,
-        kind: str = "Exclusive",
-        queue: int = 1000,
-        from_earliest: bool = True,
-        name: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> Consumer:
-        """Subscribe durably to one topic or partition. ``kind`` is a name of Pulsar's ConsumerType.
+    def consumer(self, topic: str, subscription: str, *, queue: int = 1000) -> Consumer:
+        """Subscribe durably and exclusively to one topic or partition. A new subscription begins at the first message.
 
-        Raises FencedError if an exclusive subscription already has a consumer, else TransientError or RefusedError.
+        Raises FencedError if the subscription already has a consumer, else TransientError or RefusedError.
         """
-        start = pulsar.InitialPosition.Earliest if from_earliest else pulsar.InitialPosition.Latest
         with self._errors(f"subscribing to {topic} as {subscription}", topic, "consume"):
             return self._client.subscribe(
                 topic,
                 subscription,
-                consumer_type=getattr(pulsar.ConsumerType, kind),
-                consumer_name=name,
+                consumer_type=pulsar.ConsumerType.Exclusive,
                 receiver_queue_size=queue,
-                initial_position=start,
-                properties=dict(properties or {}),
+                initial_position=pulsar.InitialPosition.Earliest,
             )
 
     def close(self) -> None:

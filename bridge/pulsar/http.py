@@ -73,23 +73,14 @@ class AdminHttp:
     def stream(self, method: str, path: str, *, body: Any = None) -> Iterator[httpx.Response]:
         """Send one request and yield the answer before its body is read.
 
-        Raises UnreachableError if the server cannot be reached, DeniedError if its certificate or ours is not accepted.
+        Raises UnreachableError if the server cannot be reached, DeniedError if its certificate or ours is not accepted,
+        RefusedError if it redirects from https to http.
         """
         where = self._settings.admin_url
         client = self._current()
-        request = client.build_request(method, path, json=body, headers=self._headers())
         try:
-            for _ in range(_REDIRECTS):
-                answer = client.send(request, stream=True)
-                following = self._following(client, request, answer)
-                if following is None:
-                    break
-                answer.close()
-                request = following
-            try:
+            with client.stream(method, path, json=body) as answer:
                 yield answer
-            finally:
-                answer.close()
         except httpx.HTTPError as e:
             problem = handshake_problem(e, self._settings, "pulsar", f"Pulsar's admin {where}")
             if problem is not None:
@@ -129,19 +120,15 @@ class AdminHttp:
 
     # --- inside ---
 
-    def _headers(self) -> dict[str, str]:
-        token = self._settings.token
-        return {} if token is None else {"Authorization": f"Bearer {token.get_secret_value()}"}
-
-    def _following(self, client: httpx.Client, request: httpx.Request, answer: httpx.Response) -> httpx.Request | None:
-        """Return the redirected request, None if the answer is not a redirect that we follow."""
-        if answer.status_code not in (301, 302, 307, 308) or "location" not in answer.headers:
-            return None
-        url = request.url.join(answer.headers["location"])
-        if request.url.scheme == "https" and url.scheme != "https":
-            return None
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in ("host", "content-length")}
-        return client.build_request(request.method, url, content=request.content, headers=headers)
+    def _authorize(self, request: httpx.Request) -> None:
+        """Add the current token. httpx calls this for each request and each redirected one, without the header."""
+        if self._settings.admin_url.startswith("https:") and request.url.scheme != "https":
+            raise RefusedError(
+                f"Pulsar's admin at {self._settings.admin_url} redirects to {request.url}, without TLS",
+                remedy="set webServicePortTls for all its brokers",
+            )
+        if self._settings.token is not None:
+            request.headers["Authorization"] = f"Bearer {self._settings.token.get_secret_value()}"
 
     def _current(self) -> httpx.Client:
         with self._lock:
@@ -164,6 +151,9 @@ class AdminHttp:
             verify=verify,
             timeout=self._timeout_s,
             trust_env=False,
+            follow_redirects=True,
+            max_redirects=_REDIRECTS,
+            event_hooks={"request": [self._authorize]},
         )
 
     def _stamps(self) -> tuple[tuple[int, ...], ...]:

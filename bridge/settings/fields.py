@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -97,37 +97,26 @@ def leaves(model: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[tuple
             yield from leaves(section, (*prefix, name))
 
 
-def field_at(model: type[Section], path: Iterable[str | int]) -> FieldInfo | None:
-    """Return the field at a path, also in lists of models; None if it does not exist."""
-    field: FieldInfo | None = None
-    here: type[Section] | None = model
-    for part in path:
-        if isinstance(part, int):
-            continue
-        if here is None or part not in here.model_fields:
-            return None
-        field = here.model_fields[part]
-        here = model_within(field.annotation)
-    return field
-
-
 def model_within(annotation: Any) -> type[Section] | None:
     """Return the model of a section, or of the members of a list of sections."""
     candidates = (one for part in parts_of(annotation) for one in (part, *get_args(part)))
     return next((one for one in candidates if is_class(one, Section)), None)
 
 
-def names_at(model: type[Section], path: Iterable[str | int]) -> list[str]:
-    """Return the known names in the section at ``path``, with the ``_file`` forms of secrets."""
-    path = tuple(path)
-    here: type[Section] | None = model
-    if path:
-        field = field_at(model, path)
-        here = None if field is None else model_within(field.annotation)
-    if here is None:
-        return []
-    names = list(here.model_fields)
-    return names + [n + FILE_SUFFIX for n, f in here.model_fields.items() if is_secret(f.annotation)]
+def fields_at(model: type[Section], path: Sequence[str | int]) -> Mapping[str, FieldInfo]:
+    """Return the fields of the section at a path, also in lists of sections; none if it does not exist."""
+    fields: Mapping[str, FieldInfo] = model.model_fields
+    for name in path:
+        if isinstance(name, str):
+            section = model_within(fields[name].annotation) if name in fields else None
+            fields = {} if section is None else section.model_fields
+    return fields
+
+
+def field_at(model: type[Section], path: Sequence[str | int]) -> FieldInfo | None:
+    """Return the field at a path, also in lists of sections; None if it does not exist."""
+    names = [part for part in path if isinstance(part, str)]
+    return fields_at(model, names[:-1]).get(names[-1]) if names else None
 
 
 def nearest(model: type[Section], path: tuple[str | int, ...]) -> str | None:
@@ -137,7 +126,9 @@ def nearest(model: type[Section], path: tuple[str | int, ...]) -> str | None:
     for name in known:  # MQTT_HOST: one underscore instead of two
         if name.replace(".", "_") == joined:
             return name
-    near = difflib.get_close_matches(str(path[-1]), names_at(model, path[:-1]), n=1, cutoff=0.6)
+    fields = fields_at(model, path[:-1])
+    names = [*fields, *(name + FILE_SUFFIX for name, field in fields.items() if is_secret(field.annotation))]
+    near = difflib.get_close_matches(str(path[-1]), names, n=1, cutoff=0.6)
     if near:
         return ".".join(str(p) for p in (*path[:-1], near[0]))
     near = difflib.get_close_matches(".".join(str(p) for p in path), known, n=1, cutoff=0.6)

@@ -9,7 +9,7 @@ from pydantic import Field, create_model
 from bridge.settings.base import Section
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["LinkSettings", "mqtt_of", "same_session"]
+__all__ = ["LinkSettings", "mqtt_of"]
 
 
 class _Named(Section):
@@ -39,8 +39,3 @@ def mqtt_of(link: LinkSettings, mqtt: MqttSettings) -> MqttSettings:
     """Return the complete settings of a link. Raises pydantic's ValidationError for inconsistent values."""
     given = {name: getattr(link, name) for name in link.model_fields_set - {"name"}}
     return MqttSettings(**({name: getattr(mqtt, name) for name in MqttSettings.model_fields} | given))
-
-
-def same_session(a: MqttSettings, b: MqttSettings) -> bool:
-    """Return whether two links would have the same session, and disconnect each other for ever (H10)."""
-    return (a.host.lower(), a.port, a.client_id) == (b.host.lower(), b.port, b.client_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -84,7 +84,12 @@ _EXPECTED: Final = {
 }
 """Reasons for types of pydantic's errors whose own texts speak of Python."""
 
+_OF_PYDANTIC: Final = re.compile("^(Value error, |Input (?=should be ))")
+"""Begins of pydantic's texts that say nothing to a user."""
+
 Keys = tuple[str, ...]
+_Given = tuple[Keys, Any, str]
+"""A value with its path and its origin."""
 Overrides = Mapping[str, object] | Sequence[str]
 
 
@@ -140,17 +145,14 @@ def load_with_origins(
     layers = _Layers()
     file = _file(config, environ)
     if file is not None:
-        _put_file(layers, file)
-    _put_environment(layers, environ)
-    aliases = _Aliases()
-    for path, value, parse in _pairs(layers, overrides):
-        origin = "--set" if parse else "given by the caller"
-        if not aliases.take(path, value, origin):
-            (_put_text if parse else _put_value)(layers, path, value, origin)
-    aliases.put(layers)
-    for name, value in (flags or {}).items():
-        if value is not None:
-            _put_value(layers, tuple(name.split(".")), value, "flag")
+        _put_layer(layers, _flat(_content(file), (), f"file {file}"), _put_value)
+    _put_layer(layers, _variables(environ), _put_text, any_case=True)
+    if isinstance(overrides, Mapping):
+        _put_layer(layers, _by_path(overrides, "given by the caller"), _put_value)
+    else:
+        _put_layer(layers, _pairs(layers, overrides), _put_text)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    _put_layer(layers, _by_path(given, "flag"), _put_value)
     settings = _validate(layers)
     if layers.problems or settings is None:
         raise ConfigError(_listed(layers.problems, file))
@@ -168,110 +170,96 @@ def _file(config: Path | None, environ: Mapping[str, str]) -> Path | None:
     return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
 
 
-def _put_file(layers: _Layers, file: Path) -> None:
+def _content(file: Path) -> Mapping[Any, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"the settings file {file} cannot be read: {e.strerror}") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise ConfigError(f"the settings file {file} is not YAML: {e}") from e
-    if content is None:
-        return
-    if not isinstance(content, dict):
+    if not isinstance(content, dict | None):
         raise ConfigError(f"the settings file {file} is not a mapping of sections", remedy="see conf/default.yaml")
-    origin = f"file {file}"
-    aliases = _Aliases()
-    for path, value in _flat(content, ()):
-        if not aliases.take(path, value, origin):
-            _put_value(layers, path, value, origin)
-    aliases.put(layers)
+    return content or {}
 
 
-def _flat(node: Mapping[Any, Any], above: Keys) -> Iterator[tuple[Keys, Any]]:
+def _flat(node: Mapping[Any, Any], above: Keys, origin: str) -> Iterator[_Given]:
     """Yield the settings of a nested mapping. An empty section yields nothing."""
     for key, value in node.items():
         path = (*above, str(key))
         known = field_at(Settings, path)
-        if known is not None and section_of(known.annotation) is not None:
-            if isinstance(value, Mapping):
-                yield from _flat(value, path)
-            elif value is not None:
-                yield path, value
-        else:
-            yield path, value
+        section = known is not None and section_of(known.annotation) is not None
+        if section and isinstance(value, Mapping):
+            yield from _flat(value, path, origin)
+        elif value is not None or not section:
+            yield path, value, origin
 
 
-class _Aliases:
-    """The values of one layer under the names of MoP's proxy; they are put after its other values."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, Any] = {}
-        self._origins: dict[str, str] = {}
-
-    def take(self, path: Keys, value: Any, origin: str, *, any_case: bool = False) -> bool:
-        """Keep a value under one of MoP's names. Returns False for any other name."""
-        name = alias_of(path, any_case=any_case)
-        if name is None:
-            return False
-        self._given[name], self._origins[name] = value, origin
-        return True
-
-    def put(self, layers: _Layers) -> None:
-        put: dict[Keys, str] = {}
-        try:
-            for path, value, name in settings_of(self._given):
-                origin = self._origins[name]
-                if path not in put and layers.has(path, origin):
-                    layers.refuse(path, f"given twice, also as {name}; keep one", origin)
-                    continue
-                put[path] = name
-                layers.put(path, value, f"{origin}, as {name}")
-        except ValueError as e:
-            name, _, why = str(e).partition(": ")
-            layers.refuse((name,), why, self._origins[name])
-
-
-def _put_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
-    aliases = _Aliases()
+def _variables(environ: Mapping[str, str]) -> Iterator[_Given]:
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
             continue
         path = tuple(name[len(PREFIX) :].lower().split("__"))
-        if len(path) == 1 and _SERVICE_LINK.search(name):
-            continue
-        if not aliases.take(path, environ[name], f"environment {name}", any_case=True):
-            _put_text(layers, path, environ[name], f"environment {name}")
-    aliases.put(layers)
+        if len(path) > 1 or not _SERVICE_LINK.search(name):
+            yield path, environ[name], f"environment {name}"
 
 
-def _pairs(layers: _Layers, overrides: Overrides) -> Iterator[tuple[Keys, Any, bool]]:
-    """Yield path, value, and whether the value is text that is still to be parsed."""
-    if isinstance(overrides, Mapping):
-        for name, value in overrides.items():
-            yield tuple(name.split(".")), value, False
-        return
-    for text in overrides:
+def _by_path(values: Mapping[str, object], origin: str) -> Iterator[_Given]:
+    for name, value in values.items():
+        yield tuple(name.split(".")), value, origin
+
+
+def _pairs(layers: _Layers, texts: Sequence[str]) -> Iterator[_Given]:
+    for text in texts:
         name, equals, value = text.partition("=")
-        if not equals:
+        if equals:
+            yield tuple(name.strip().split(".")), value, "--set"
+        else:
             layers.problems.append(f"--set {text}: not of the form path=value, for example mqtt.host=127.0.0.1")
-            continue
-        yield tuple(name.strip().split(".")), value, True
+
+
+def _put_layer(
+    layers: _Layers,
+    values: Iterable[_Given],
+    put: Callable[[_Layers, Keys, Any, str], None],
+    *,
+    any_case: bool = False,
+) -> None:
+    """Put the values of one layer. Those under the names of MoP's proxy follow its other values."""
+    given: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for path, value, origin in values:
+        name = alias_of(path, any_case=any_case)
+        if name is None:
+            put(layers, path, value, origin)
+        else:
+            given[name], origins[name] = value, origin
+    aliased: set[Keys] = set()
+    try:
+        for path, value, name in settings_of(given):
+            if path not in aliased and layers.has(path, origins[name]):
+                layers.refuse(path, f"given twice, also as {name}; keep one", origins[name])
+                continue
+            aliased.add(path)
+            layers.put(path, value, f"{origins[name]}, as {name}")
+    except ValueError as e:
+        name, _, why = str(e).partition(": ")
+        layers.refuse((name,), why, origins[name])
 
 
 def _put_text(layers: _Layers, path: Keys, text: str, origin: str) -> None:
     """Put a value from text: unchanged for words, numbers and switches, as YAML for lists and mappings."""
     known = field_at(Settings, path)
-    if known is None or is_secret(known.annotation):
-        _put_value(layers, path, text, origin)
-    elif text == "null" and is_optional(known.annotation):
-        _put_value(layers, path, None, origin)
-    elif is_plain_text(known.annotation):
-        _put_value(layers, path, text, origin)
-    else:
-        try:
-            _put_value(layers, path, yaml.safe_load(text), origin)
-        except yaml.YAMLError:
-            layers.refuse(path, "is neither YAML nor JSON", origin)
+    value: Any = text
+    if known is not None and not is_secret(known.annotation):
+        if text == "null" and is_optional(known.annotation):
+            value = None
+        elif not is_plain_text(known.annotation):
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError:
+                layers.refuse(path, "is neither YAML nor JSON", origin)
+                return
+    _put_value(layers, path, value, origin)
 
 
 def _put_value(layers: _Layers, path: Keys, value: Any, origin: str) -> None:
@@ -380,10 +368,7 @@ def _readable(error: ErrorDetails, layers: _Layers) -> str:
     origin = _origin(loc, layers)
     if error["type"] == "extra_forbidden":
         return f"{path}: {_unknown(loc)}{origin}"
-    why = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if not error["msg"].startswith("Value error, ") and error["msg"].startswith("Input should be "):
-        why = f"should be {why}"
-    why = _EXPECTED.get(error["type"], why)
+    why = _EXPECTED.get(error["type"]) or _OF_PYDANTIC.sub("", error["msg"])
     known = field_at(Settings, loc)
     if known is not None and error["type"] in _BOUNDS:  # the bound is the last word
         bound = next(iter(error["ctx"].values()))

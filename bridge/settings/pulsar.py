@@ -100,5 +100,5 @@ class PulsarSettings(Section):
         return topic_name(tenant, name, local)
 
     def system_topic(self, local: str) -> str:
-        """Return the full name of a topic in the system namespace, one of ``contract.SYSTEM_TOPICS``."""
+        """Return the full name of a topic in the system namespace."""
         return topic_name(self.tenant, self.system_namespace, local)

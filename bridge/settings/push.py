@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from bridge.contract.groups import template_problem
-from bridge.settings.base import COMMON, Section
+from bridge.settings.base import COMMON, Section, checked_by
 from bridge.settings.rules import DeviceFilter
 from bridge.settings.units import Duration, Size
 
@@ -119,6 +119,12 @@ class OfflineSettings(Section):
     marked, the commands confirmed since its last sign of life."""
 
 
+def _is_template(text: str) -> None:
+    problem = template_problem(text)
+    if problem is not None:
+        raise ValueError(f"{problem}, for example devices/{{device}}/commands")
+
+
 class GroupSettings(Section):
     """Groups of devices, and commands to groups."""
 
@@ -126,20 +132,12 @@ class GroupSettings(Section):
     """Groups of devices, in addition to those that Spark writes; names must be unique."""
     max_matches: int = Field(100_000, ge=1)
     """Maximum number of devices that the patterns of one group match; others get no commands to the group."""
-    topic: str = "devices/{device}/commands"
+    topic: Annotated[str, checked_by(_is_template)] = "devices/{device}/commands"
     """MQTT topic of group commands without one; {device} is the device."""
     expiry: Duration = Field(Duration("7d"), gt=0, le=31_622_400)
     """Latest expiry of a group command; until then new members get it, and Pulsar keeps it."""
     cache_size: Size = Field(Size("64MiB"), ge=8 * 1024 * 1024)
     """Maximum size of the payloads of group commands in the cache of a push process."""
-
-    @field_validator("topic")
-    @classmethod
-    def _template(cls, value: str) -> str:
-        problem = template_problem(value)
-        if problem is not None:
-            raise ValueError(f"{problem}, for example devices/{{device}}/commands")
-        return value
 
     @field_validator("declared")
     @classmethod

@@ -10,7 +10,7 @@ from bridge.routing.templates import Filter
 from bridge.settings.base import COMMON, Section
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
-from bridge.settings.links import mqtt_of, same_session
+from bridge.settings.links import mqtt_of
 from bridge.settings.local import LocalSettings
 from bridge.settings.log import LogSettings
 from bridge.settings.metrics import MetricsSettings
@@ -51,16 +51,17 @@ class Settings(Section):
             raise ValueError("messaging_protocols names no protocol: ingest would do nothing")
         if len(set(self.messaging_protocols)) < len(self.messaging_protocols):
             raise ValueError("messaging_protocols names a protocol twice")
-        links = list(self.links().items())
+        links = self.links()
         if len(links) < len(self.ingest.links):
             raise ValueError("ingest.links: two links have the same name")
-        for number, (name, mqtt) in enumerate(links):
-            for other, other_mqtt in links[:number]:
-                if same_session(mqtt, other_mqtt):
-                    raise ValueError(
-                        f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same "
-                        "broker, so each would take over the other's session: give one another client_id"
-                    )
+        sessions: dict[tuple[str, int, str], str] = {}
+        for name, mqtt in links.items():
+            other = sessions.setdefault((mqtt.host.lower(), mqtt.port, mqtt.client_id), name)
+            if other != name:  # they would disconnect each other for ever (H10)
+                raise ValueError(
+                    f"ingest.links: {other} and {name} have the same client_id {mqtt.client_id!r} at the same "
+                    "broker, so each would take over the other's session: give one another client_id"
+                )
         return self
 
     @model_validator(mode="after")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError
 from bridge.loggers import get_logger
 
-__all__ = ["SecretFile", "token_of"]
+__all__ = ["SecretFile"]
 
 log = get_logger("settings")
 
@@ -49,18 +48,6 @@ class SecretFile(SecretStr):
 
     def __hash__(self) -> int:
         return hash(self.path)
-
-
-def token_of(params: str) -> SecretStr | None:
-    """Return the token in Pulsar's ``authParams``: ``token:…`` or ``file:///…``, None for other texts.
-
-    Raises OSError or ValueError if the file cannot be used.
-    """
-    if params.startswith("token:"):
-        return SecretStr(params.removeprefix("token:"))
-    if params.startswith("file:"):
-        return SecretFile(unquote(urlsplit(params).path))
-    return None
 
 
 def _content(path: Path) -> str:

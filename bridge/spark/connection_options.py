@@ -6,7 +6,6 @@ Names are those of the StreamNative connector, compared without case. Each tier 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -129,15 +128,9 @@ def pulsar_settings(reader: OptionReader, **more: object) -> PulsarSettings | No
         values[name.replace(".", "_")] = text or ""
     if reader.flag("pulsar.client.useTls", False) and values["service_url"].startswith("pulsar://"):
         reader.problems.append("pulsar.client.useTls=true: give service.url as pulsar+ssl://, with the port for TLS")
-    identity = identity_of(lambda name: reader.text(f"pulsar.client.{name}"), reader.problems)
-    ca = reader.text("pulsar.client.tlsTrustCertsFilePath")
-    values |= {
-        "token": identity.token,
-        "tls_ca": None if ca is None else Path(ca),
-        "tls_certificate": None if identity.certificate is None else Path(identity.certificate),
-        "tls_private_key": None if identity.key is None else Path(identity.key),
-        "tls_validate_hostname": reader.flag("pulsar.client.tlsHostnameVerificationEnable", True),
-    }
+    values |= identity_of(lambda name: reader.text(f"pulsar.client.{name}"), reader.problems)
+    values["tls_ca"] = reader.text("pulsar.client.tlsTrustCertsFilePath")
+    values["tls_validate_hostname"] = reader.flag("pulsar.client.tlsHostnameVerificationEnable", True)
     for name, setting in (
         ("operationTimeoutMs", "operation_timeout"),
         ("connectionTimeoutMs", "connection_timeout"),

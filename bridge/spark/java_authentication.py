@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
-from pydantic import SecretStr
+from bridge.settings.secret_file import SecretFile
 
-from bridge.settings.secret_file import token_of
-
-__all__ = ["TLS_CLASS", "TOKEN_CLASS", "Identity", "identity_of"]
+__all__ = ["TLS_CLASS", "TOKEN_CLASS", "identity_of"]
 
 _PACKAGE: Final = "org.apache.pulsar.client.impl.auth."
 TOKEN_CLASS: Final = _PACKAGE + "AuthenticationToken"
@@ -36,19 +34,17 @@ _UNSUPPORTED: Final = {
 }
 
 
-@dataclass(frozen=True)
-class Identity:
-    """A token, or a certificate with its key. If both are set, the certificate is for TLS only."""
+def identity_of(get: Callable[[str], str | None], problems: list[str]) -> dict[str, Any]:
+    """Return the settings of ``pulsar`` for a token, a certificate and its key. With a token, the certificate is for
+    TLS only.
 
-    token: SecretStr | None = None
-    certificate: str | None = None
-    key: str | None = None
-
-
-def identity_of(get: Callable[[str], str | None], problems: list[str]) -> Identity:
-    """Return the identity of the options. ``get`` returns an option of ``pulsar.client.`` by its last part."""
-    text = get("token")
-    plain = Identity(None if text is None else SecretStr(text), get("tlsCertificateFilePath"), get("tlsKeyFilePath"))
+    ``get`` returns an option of ``pulsar.client.`` by its last part.
+    """
+    plain = {
+        "token": get("token"),
+        "tls_certificate": get("tlsCertificateFilePath"),
+        "tls_private_key": get("tlsKeyFilePath"),
+    }
     plugin = get("authPluginClassName")
     params = get("authParams") or get("authParamMap") or ""
     if plugin is None:
@@ -70,35 +66,35 @@ def identity_of(get: Callable[[str], str | None], problems: list[str]) -> Identi
     return plain
 
 
-def _token(params: str, plain: Identity, problems: list[str]) -> Identity:
+def _token(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Read the forms of the Java plug-in: token:…, file:///…, JSON with "token", or the token itself."""
-    try:
-        found = token_of(params)
-    except (OSError, ValueError) as e:
-        problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
-        return plain
-    if found is None and params.strip():
-        pairs = _json(params)
-        found = SecretStr(pairs.get("token", "") if pairs is not None else params.strip())
-    if found is None or not found.get_secret_value():
+    if params.startswith("file:"):
+        try:
+            return plain | {"token": SecretFile(unquote(urlsplit(params).path))}
+        except (OSError, ValueError) as e:
+            problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
+            return plain
+    pairs = _json(params)
+    token = params.strip().removeprefix("token:") if pairs is None else pairs.get("token")
+    if not token:
         problems.append("pulsar.client.authParams has no token: give token:… or file:///…")
         return plain
-    return Identity(found, plain.certificate, plain.key)
+    return plain | {"token": token}
 
 
-def _tls(params: str, plain: Identity, problems: list[str]) -> Identity:
+def _tls(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     pairs = _json(params)
     if pairs is None:
         pairs = {name.strip(): value.strip() for name, _, value in (p.partition(":") for p in params.split(","))}
-    certificate = pairs.get("tlsCertFile") or plain.certificate
-    key = pairs.get("tlsKeyFile") or plain.key
+    certificate = pairs.get("tlsCertFile") or plain["tls_certificate"]
+    key = pairs.get("tlsKeyFile") or plain["tls_private_key"]
     if not certificate or not key:
         problems.append("pulsar.client.authParams: give tlsCertFile:…,tlsKeyFile:…")
-    return Identity(plain.token, _path(certificate), _path(key))
-
-
-def _path(text: str | None) -> str | None:
-    return text.removeprefix("file://") if text else None
+        return plain
+    return plain | {
+        "tls_certificate": certificate.removeprefix("file://"),
+        "tls_private_key": key.removeprefix("file://"),
+    }
 
 
 def _json(params: str) -> dict[str, str] | None:

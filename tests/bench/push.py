@@ -192,7 +192,7 @@ def write_open_loop(
     pause = stop or threading.Event()
     total = int(rate * seconds)
     with PulsarClient(at.settings.pulsar) as client:
-        producers = [client.producer(partition_name(topic, n), max_delay_ms=1) for n in range(count)]
+        producers = [client.producer(partition_name(topic, n)) for n in range(count)]
         begin, written = time.time(), 0
         for n in range(total):
             due = begin + n / rate

@@ -15,9 +15,9 @@ import typer
 
 from bridge.contract import RECEIPT_STATES
 from bridge.pulsar.provisioning_plan import RIGHTS
-from bridge.settings.alert_rules import load_rules
 from bridge.settings.loading import load_with_origins
 from pulsebridge.cli.app import COMMANDS_GROUP, register_commands
+from streaming.alert_rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (

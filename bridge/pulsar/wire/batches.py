@@ -26,19 +26,13 @@ _SIZES: Final = tuple(size.to_bytes(4, "big") for size in range(2048))
 
 
 class Outgoing(Protocol):
-    """A message to be sent. ``head`` is the result of ``head_of``; an ``event_ms`` of 0 is left out."""
+    """A message to be sent."""
 
-    @property
-    def payload(self) -> bytes:
-        """The payload."""
-
-    @property
-    def head(self) -> bytes:
-        """Key and properties, encoded."""
-
-    @property
-    def event_ms(self) -> int:
-        """The event time, in milliseconds since the epoch."""
+    payload: bytes
+    head: bytes
+    """Key and properties, encoded by ``head_of``."""
+    event_ms: int
+    """The event time, in milliseconds since the epoch; 0 is left out."""
 
 
 class Batch(NamedTuple):

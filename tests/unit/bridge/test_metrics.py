@@ -22,17 +22,17 @@ from tests.support.waiting import poll_for
 
 def test_metrics_are_served_on_loopback_while_the_block_runs() -> None:
     (port,) = free_ports(1)
-    with serving(MetricsSettings(port=port)):
+    with serving(MetricsSettings(port=port), Health()):
         status, text = Endpoint(port).get("/metrics")
         assert status == 200
         assert "# HELP" in text
-        with pytest.raises(TerminalError, match=r"metrics\.port"), serving(MetricsSettings(port=port)):
+        with pytest.raises(TerminalError, match=r"metrics\.port"), serving(MetricsSettings(port=port), Health()):
             pass
     assert is_free(port)
 
 
 def test_port_0_serves_nothing() -> None:
-    with serving(MetricsSettings()):
+    with serving(MetricsSettings(), Health()):
         pass
 
 
@@ -40,7 +40,7 @@ def test_ipv6_loopback_is_served_as_well() -> None:
     (port,) = free_ports(1)
     try:
         with (
-            serving(MetricsSettings(host="::1", port=port)),
+            serving(MetricsSettings(host="::1", port=port), Health()),
             urllib.request.urlopen(f"http://[::1]:{port}/metrics", timeout=10) as answer,
         ):
             assert answer.status == 200
@@ -76,7 +76,7 @@ def verdicts(endpoint: Endpoint) -> list[float]:
 
 def test_other_paths_and_methods_are_refused() -> None:
     (port,) = free_ports(1)
-    with serving(MetricsSettings(port=port)):
+    with serving(MetricsSettings(port=port), Health()):
         endpoint = Endpoint(port)
         assert endpoint.asked("/")[0] == 404
         assert endpoint.asked("/metrics/x")[0] == 404
@@ -89,7 +89,7 @@ def test_other_paths_and_methods_are_refused() -> None:
 
 def test_h39_clients_that_send_slowly_use_few_threads_and_block_no_probe() -> None:
     (port,) = free_ports(1)
-    with serving(MetricsSettings(port=port)), ExitStack() as opened:
+    with serving(MetricsSettings(port=port), Health()), ExitStack() as opened:
         before = threading.active_count()
         dripping = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30)) for _ in range(100)]
 
@@ -106,7 +106,7 @@ def test_h39_clients_that_send_slowly_use_few_threads_and_block_no_probe() -> No
 def test_h39_a_long_head_is_not_read_to_its_end() -> None:
     (port,) = free_ports(1)
     with (
-        serving(MetricsSettings(port=port)),
+        serving(MetricsSettings(port=port), Health()),
         socket.create_connection(("127.0.0.1", port), timeout=30) as raw,
         suppress(ConnectionError),  # it closes over what it has not read
     ):

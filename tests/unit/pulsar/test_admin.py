@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from bridge.errors import RefusedError, TransientError
+from bridge.errors import RefusedError, TransientError, UnreachableError
 from bridge.intake.provisioning import verify_policies
 from bridge.pulsar import admin as pulsar_admin
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
+from tests.support.certificates import Authority, Pem
 
 NOT_NOW = "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"
 """As Pulsar 4.0.8 answered a reset of a cursor, seconds after it had been killed and started again."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    def answer(self, status: int, body: bytes = b"") -> None:
+    def answer(self, status: int, body: bytes = b"", location: str = "") -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(status)
+        if location:
+            self.send_header("Location", location)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -34,17 +40,26 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def admin_at(handler: type[_Handler]) -> Iterator[PulsarAdmin]:
+def server_of(handler: type[_Handler], certificate: Pem | None = None) -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate.certificate, certificate.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        with PulsarAdmin(PulsarSettings(admin_url=f"http://127.0.0.1:{server.server_port}")) as admin:
-            yield admin
+        yield f"{'http' if certificate is None else 'https'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def admin_at(handler: type[_Handler]) -> Iterator[PulsarAdmin]:
+    with server_of(handler) as url, PulsarAdmin(PulsarSettings(admin_url=url)) as admin:
+        yield admin
 
 
 @contextmanager
@@ -77,6 +92,57 @@ def test_another_412_is_refused_at_once() -> None:
         with pytest.raises(RefusedError, match="Position is not there"):
             admin.request("POST", "/there/resetcursor")
         assert len(came) == 1
+
+
+def test_a_redirect_to_the_owner_of_a_topic_keeps_method_body_and_token() -> None:
+    came: list[tuple[str | None, bytes]] = []
+
+    class Owner(_Handler):
+        def do_PUT(self) -> None:
+            came.append((self.headers["Authorization"], self.rfile.read(int(self.headers["Content-Length"]))))
+            del self.headers["Content-Length"]  # it is read
+            self.answer(200, b'"done"')
+
+    with server_of(Owner) as owner:
+
+        class Other(_Handler):
+            def do_PUT(self) -> None:
+                self.answer(307, location=f"{owner}{self.path}")
+
+        with server_of(Other) as url, PulsarAdmin(PulsarSettings(admin_url=url, token=SecretStr("t"))) as admin:
+            assert admin.request("PUT", "/a", body={"b": 1}) == "done"
+    assert came == [("Bearer t", b'{"b":1}')]
+
+
+def test_a_token_is_not_sent_over_a_redirect_from_https_to_http(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "ours")
+    came: list[str] = []
+
+    class Plain(_Handler):
+        def do_GET(self) -> None:
+            came.append(self.path)
+            self.answer(200)
+
+    with server_of(Plain) as plain:
+
+        class Secure(_Handler):
+            def do_GET(self) -> None:
+                self.answer(307, location=f"{plain}{self.path}")
+
+        with server_of(Secure, authority.issue("server")) as url:
+            settings = PulsarSettings(admin_url=url, token=SecretStr("t"), tls_ca=authority.file)
+            with PulsarAdmin(settings) as admin, pytest.raises(RefusedError, match="without TLS"):
+                admin.request("GET", "/a")
+    assert came == []
+
+
+def test_an_endless_redirect_is_an_error() -> None:
+    class Handler(_Handler):
+        def do_GET(self) -> None:
+            self.answer(307, location=self.path)
+
+    with admin_at(Handler) as admin, pytest.raises(UnreachableError, match="redirects"):
+        admin.request("GET", "/a")
 
 
 def test_h54_policies_that_are_set_and_not_visible_yet_do_not_count_as_missing() -> None:

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark.sql.streaming.tws_tester", reason="this Spark has n
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from bridge.settings.alert_rules import AlertRule
 from streaming.alert_processor import OUTPUT, STATE, AlertProcessor
+from streaming.alert_rules import AlertRule
 
 MINUTE = 60_000
 LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, clear=80)

@@ -9,9 +9,9 @@ from pydantic import SecretStr
 
 from bridge.errors import ConfigError
 from bridge.settings import PulsarSettings
-from bridge.settings.alert_rules import load_rules
 from bridge.settings.loading import conf_path
 from sinks.options import read_options, sink_options
+from streaming.alert_rules import load_rules
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ContractError
-from bridge.settings.alert_rules import AlertRule
+from streaming.alert_rules import AlertRule
 from streaming.evaluation import Alert, DeviceState, Reading, command_id, due_us, evaluate, forgotten, silent
 
 LOW = AlertRule(name="low", metric="glucose", kind="below", limit=70, message="{value} {unit} under {limit}")
