@@ -28,15 +28,7 @@ from bridge.mqtt.keepalive import KeepAlive, Reconnects
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
-from bridge.mqtt.types import (
-    Confirmation,
-    Connected,
-    Disconnected,
-    LinkHandler,
-    PublishProperties,
-    Subscription,
-    Will,
-)
+from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, PublishProperties, Subscription
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
 
@@ -69,7 +61,6 @@ class Link:
         persistent: bool = True,
         receive_maximum: int = 65535,
         window: int = 65535,
-        will: Will | None = None,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
@@ -89,7 +80,7 @@ class Link:
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
-        self._dial = partial(_dial, self.settings, persistent=persistent, will=will, max_packet_bytes=max_packet_bytes)
+        self._dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
 
     @property
     def client_id(self) -> str:
@@ -350,13 +341,9 @@ class Link:
                 outgoing.confirmed(Confirmation(0, 0, self.epoch))
 
 
-def _dial(
-    settings: MqttSettings, receive_maximum: int, *, persistent: bool, will: Will | None, max_packet_bytes: int
-) -> BufferedSocket:
+def _dial(settings: MqttSettings, receive_maximum: int, *, persistent: bool, max_packet_bytes: int) -> BufferedSocket:
     """Return a socket to the broker on which CONNECT was sent. Raises as ``dialled``, and ValueError."""
-    packet = packets.connect_packet(
-        settings, settings.client_id, persistent=persistent, will=will, receive_maximum=receive_maximum
-    )
+    packet = packets.connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum)
     sock = dialled(settings, max_packet_bytes)
     sock.send(packet)
     sock.flush()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from bridge.errors import DeniedError, PulsebridgeError, TransientError
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription, Will
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["DeviceClient", "probe", "try_subscribing"]
@@ -33,9 +33,8 @@ class DeviceClient(LinkHandler):
         on_message: Callable[[Message], None] | None = None,
         persistent: bool = False,
         window: int = 1000,
-        will: Will | None = None,
     ) -> None:
-        self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window, will=will)
+        self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window)
         self.publish = self.link.publish
         self.connections = 0
         """How often a CONNACK accepted us."""

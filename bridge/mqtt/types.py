@@ -18,7 +18,6 @@ __all__ = [
     "Message",
     "PublishProperties",
     "Subscription",
-    "Will",
 ]
 
 DISCONNECT_TAKEN_OVER = 0x8E
@@ -115,16 +114,6 @@ class Confirmation:
     reason: int
     mid: int
     epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Will:
-    """The message that the broker publishes for us if the connection is lost without DISCONNECT."""
-
-    topic: str
-    payload: bytes = b""
-    qos: int = 1
-    retain: bool = False
 
 
 class LinkHandler:
