@@ -198,7 +198,7 @@ class Link:
 
     def _take_connack(self, reason: int, granted: Connected) -> None:
         if reason >= FAILED_FROM:
-            self._lose(refused(packets.reason_name(reason), reason, self.settings, self.client_id))
+            self._lose(refused(reason, self.settings))
             return
         self.epoch += 1
         self.connected = True
@@ -274,7 +274,6 @@ class Link:
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
-        self._reader.asked_qos = max(self._reader.asked_qos, *(s.qos for s in subscriptions))
         if self._sock is not None:
             mid = self._outbox.request_mid(len(subscriptions))
             self._sock.send(packets.subscribe_packet(mid, subscriptions, mqtt5=self._reader.mqtt5))

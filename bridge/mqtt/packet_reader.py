@@ -106,8 +106,6 @@ class PacketReader:
     def __init__(self, client_id: str, protocol: str, outbox: Outbox) -> None:
         self.exactly_once = ExactlyOnce()
         self.mqtt5 = protocol == "5"
-        self.asked_qos = 0
-        """The highest QoS of all subscriptions."""
         self._client_id = client_id
         self._protocol = protocol
         self._outbox = outbox
@@ -153,12 +151,11 @@ class PacketReader:
         self._decoder.met_qos_2 = False
         found, repeated = self.exactly_once.arrived(found)
         sock.send(b"".join(short_packet(packets.PUBREC, mid) for mid in repeated))
-        if self.asked_qos < 2:
-            log.warning(
-                "the MQTT broker sends QoS 2 on a subscription of a lower QoS, no message is lost. Action: none",
-                client_id=self._client_id,
-                shown=1,
-            )
+        log.warning(  # nothing of ours subscribes at QoS 2
+            "the MQTT broker sends QoS 2 on a subscription of a lower QoS, no message is lost. Action: none",
+            client_id=self._client_id,
+            shown=1,
+        )
         return found
 
     def _other(self, sock: BufferedSocket, length: int, epoch: int) -> Packet | Broken | None:

@@ -88,15 +88,14 @@ class Connected:
 class Disconnected:
     """The end of a connection, or of an attempt: ``epoch`` is 0 if no CONNACK accepted us.
 
-    ``reason`` is the MQTT 5 reason code if the broker sent one, else None. ``refused`` marks a CONNACK that refused us,
-    ``closed_by_peer`` a connection that the other side closed without a DISCONNECT. Neither is set if we closed it:
-    for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
+    ``reason`` is the MQTT 5 reason code if the broker sent one, in DISCONNECT or in the CONNACK that refused us, else
+    None. ``closed_by_peer`` marks a connection that the other side closed without a DISCONNECT. Neither is set if we
+    closed it: for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
     """
 
     epoch: int
     why: str
     reason: int | None = None
-    refused: bool = False
     closed_by_peer: bool = False
     remedy: str | None = None
     """The change without which a retry cannot succeed: credentials, certificates. None if it can."""

@@ -176,7 +176,7 @@ def test_h33_a_connack_that_cannot_be_read_is_called_so(connack: bytes) -> None:
 def test_an_unacceptable_protocol_version_names_the_setting() -> None:
     with playing("3.1.1", b"\x20\2\0\1") as (_, handler, accept):
         accept().turns(lambda: bool(handler.lost))
-        assert handler.lost[0].refused
+        assert handler.lost[0].reason == 0x84
         assert "mqtt.protocol" in (handler.lost[0].remedy or "")
 
 
