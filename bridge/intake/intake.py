@@ -30,7 +30,7 @@ from bridge.intake.metrics import LinkMetrics
 from bridge.intake.partition_producers import PartitionProducers
 from bridge.intake.producer_opener import IdlePolicy
 from bridge.intake.targets import Target, Targets
-from bridge.mqtt.envelope import Envelope, from_push, size_of
+from bridge.mqtt.envelope import Envelope, from_push
 from bridge.mqtt.types import Message
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
@@ -137,13 +137,12 @@ class Intake:
             target = cached(topic)
             if target is not None and not malformed:
                 envelope, head, length = target.properties, target.head, len(payload)
-                size = length + target.text
                 if qos != 1 or retain or dup or properties is not None:
                     extra = extra_of(qos, retain, dup, properties)
                     envelope, head = {**envelope, **extra.properties}, head + extra.head
-                    size += extra.text
                     if extra.from_push or (retain and self._skip_retained):
                         target = None
+                size = length + len(head)
                 if size <= limit and target is not None:
                     reading = Reading(
                         epoch, mid, arrived, payload, target.topic, target.key, envelope, size, event_ms, head
@@ -202,14 +201,14 @@ class Intake:
                 targets.sighted(target.seen, reading.arrived)
                 target.seen.last_message = reading.arrived
             envelope, reading.key = reading.properties, target.key
-            size = size_of(reading.payload, target.key, envelope)
+            head = target.head if envelope is target.properties else head_of(target.key, envelope)
+            size = len(reading.payload) + len(head)
             if size > self._max_size:
                 why = f"payload, key and properties have {size} bytes, the limit is {self._max_size}"
                 self._dead_letter(reading, target.topic, why)
                 self.producers.put(reading)
             else:
-                reading.topic, reading.size = target.topic, size
-                reading.head = target.head if envelope is target.properties else head_of(target.key, envelope)
+                reading.topic, reading.size, reading.head = target.topic, size, head
                 target.flow = self.producers.put(reading, target.flow)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
@@ -253,7 +252,7 @@ class Intake:
             )
         reading.topic = self._dead_topic
         reading.key = letter_key(device or mqtt_topic)
-        reading.size = size_of(reading.payload, reading.key, reading.properties)
+        reading.size = len(reading.payload) + len(head_of(reading.key, reading.properties))
 
     def _refused(self, reading: Reading, reason: str) -> None:
         """Dead-letter a message that Pulsar refused for good; the others of its partition continue."""

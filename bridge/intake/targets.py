@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bridge.bounded_map import BoundedMap
 from bridge.contract import RESUME_TOPIC
-from bridge.mqtt.envelope import Envelope, size_of
+from bridge.mqtt.envelope import Envelope
 from bridge.mqtt.types import Message
 from bridge.pulsar.wire.batches import head_of
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
@@ -98,14 +98,13 @@ class Sightings:
 class Target:
     """The Pulsar topic of one MQTT topic's messages, and the data that they share."""
 
-    __slots__ = ("flow", "head", "key", "properties", "seen", "text", "topic")
+    __slots__ = ("flow", "head", "key", "properties", "seen", "topic")
 
     def __init__(self, topic: str, key: str, properties: dict[str, str], seen: Sighting | None) -> None:
         self.topic = topic
         """Full name of the Pulsar topic."""
         self.key = key
         self.properties = properties
-        self.text = size_of(b"", key, properties)
         self.head = head_of(key, properties)
         self.flow: Any = None
         """The result of ``PartitionProducers.put`` for the last message."""

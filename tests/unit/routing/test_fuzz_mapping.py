@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.dead_letters.letters import HEAD_BYTES, MAX_PROPERTIES_BYTES, dead_letter
 from bridge.errors import ConfigError, ContractError
-from bridge.mqtt.envelope import Envelope, message_of, size_of
+from bridge.mqtt.envelope import Envelope, message_of
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.routing.mapper import LeftOut, Mapper, PerMessage, Route
 from bridge.routing.rules import mapping_problems, subscriptions
@@ -117,7 +117,6 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
     assert all(name.encode() and value.encode() is not None for name, value in properties.items())
     if isinstance(way, Route):
         assert properties[contract.P_TOPIC] == message.topic
-        assert size_of(payload, way.key, properties) >= len(payload) + len(way.key)
         topic = PULSAR.readings_topic(way.local, way.namespace)
         assert topic.startswith(LISTED)
         assert re.fullmatch(r"persistent://[\w.=:-]+/[\w.=:-]+/[A-Za-z0-9_.=-]{1,240}", topic)
