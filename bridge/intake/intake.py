@@ -135,7 +135,7 @@ class Intake:
         for message in messages:
             topic, payload, qos, retain, dup, mid, properties, malformed = message
             target = cached(topic)
-            if target is not None and not malformed:
+            if isinstance(target, Target) and not malformed:
                 envelope, head, length = target.properties, target.head, len(payload)
                 if qos != 1 or retain or dup or properties is not None:
                     extra = extra_of(qos, retain, dup, properties)
@@ -175,11 +175,11 @@ class Intake:
         self._turn_count += 1
         self._turn_bytes += len(message.payload)
         targets = self._targets
-        target: Target | NoRoute | LeftOut | None = targets.cache.get(message.topic)
+        target: Target | NoRoute | LeftOut
         if message.malformed:
             self.metrics.counters["malformed"].inc()
             target = NoRoute(f"{DEAD_MALFORMED}{message.malformed}", "")
-        elif target is None:
+        else:
             target = targets.of(message)
         asks = isinstance(target, Target) and target.topic == targets.resume_topic
         skip = message.retain and (self._skip_retained or asks)  # a retained request is not current
@@ -290,11 +290,13 @@ class Intake:
         self.metrics.gauges["in_flight_bytes"].set(self.in_flight_bytes)
         self.metrics.gauges["producers"].set(self.producers.producers)
         self.metrics.gauges["blocked_partitions"].set(self.producers.diverting)
-        mapper = self._targets.mapper
-        self.metrics.gauges["topics"].set(mapper.topics)
-        self.metrics.cache(mapper.misses, mapper.remembered)
-        if mapper.forgets(now):
-            self._targets.cache.clear()
+        targets = self._targets
+        self.metrics.gauges["topics"].set(targets.mapper.topics)
+        self.metrics.gauges["topic_cache_entries"].set(len(targets.cache))
+        self.metrics.counters["topic_cache_misses"].inc(targets.misses)
+        targets.misses = 0
+        if targets.mapper.forgets(now):
+            targets.cache.clear()
             self.producers.forget_resting()
         self._stalls.watch(now, age, self.producers.blocked, self.in_flight)
 

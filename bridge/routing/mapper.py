@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from bridge.bounded_map import BoundedMap
 from bridge.contract import MOVES_TOPIC
 from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
 from bridge.errors import ConfigError
@@ -48,9 +47,6 @@ __all__ = [
 
 _MAX_MQTT_TOPIC: Final = 65_535
 """Maximum length of an MQTT topic, in bytes (MQTT 5, 1.5.4)."""
-
-_CACHE_BYTES: Final = 64 * 1024 * 1024
-"""Approximate limit of the cache of routes, because topics have up to 65,535 bytes (H10)."""
 
 
 class Route(NamedTuple):
@@ -110,27 +106,12 @@ class Explanation:
     outcome: Outcome
 
 
-class _Routes(BoundedMap["Outcome"]):
-    """A cache of routes by topic."""
-
-    def __init__(self, make: Callable[[str], Outcome], most_bytes: int) -> None:
-        super().__init__(most_bytes, each=512, copies=4)  # the topic, and its key and device
-        self.misses = 0
-        self._make = make
-
-    def __missing__(self, topic: str) -> Outcome:
-        self.misses += 1
-        route = self._make(topic)
-        self.put(topic, route)
-        return route
-
-
 class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
     ``known`` are the existing topics, by local name; a topic outside the default namespace has the prefix
     ``tenant/namespace/``. They count towards ``limits.topics``. A budget is shared with the mappers of other threads. A
-    name has at most ``max_name_bytes``. Results are cached within ``cache_bytes``.
+    name has at most ``max_name_bytes``.
     """
 
     def __init__(
@@ -141,7 +122,6 @@ class Mapper:
         known: Iterable[str] | TopicBudget = (),
         answers: str | None = None,
         max_name_bytes: int = DEFAULT_MAX_NAME_BYTES,
-        cache_bytes: int = _CACHE_BYTES,
     ) -> None:
         problems = mapping_problems(settings, pulsar)
         if problems:
@@ -163,9 +143,6 @@ class Mapper:
         self._default = default_rule()
         for rule in (*self._rules, self._default):
             self._budget.claim(rule.name, _names_of(rule))
-        self._routes = _Routes(self._route, cache_bytes)
-        self.route = self._routes.__getitem__
-        """Map one topic: a Route, a PerMessage, a NoRoute or a LeftOut."""
 
     @classmethod
     def of(cls, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> Mapper:
@@ -184,26 +161,15 @@ class Mapper:
         return len(self._budget)
 
     def forgets(self, now: float) -> bool:
-        """Drop all cached routes if topics were released since the last call. ``now`` is in seconds.
+        """Return whether topics were released since the last call: then the caller drops all results of this mapper.
 
-        Returns whether it did; then the caller drops its results of this mapper.
+        ``now`` is in seconds.
         """
         self._budget.turn(now)
         if self._period == self._budget.period:
             return False
         self._period = self._budget.period
-        self._routes.clear()
         return True
-
-    @property
-    def remembered(self) -> int:
-        """The number of MQTT topics with a cached route."""
-        return len(self._routes)
-
-    @property
-    def misses(self) -> int:
-        """The number of lookups without a cached route."""
-        return self._routes.misses
 
     def explain(
         self, mqtt_topic: str, payload: bytes | None = None, user: Sequence[tuple[str, str]] = ()
@@ -213,7 +179,7 @@ class Mapper:
         Fields of the message are read from the payload and the user properties, if they are given.
         """
         budget, self._budget = self._budget, self._budget.copy()
-        outcome = self._route(mqtt_topic)
+        outcome = self.route(mqtt_topic)
         self._budget = budget
         if isinstance(outcome, PerMessage) and (payload is not None or user):
             outcome = outcome.of(payload or b"", user)
@@ -222,7 +188,8 @@ class Mapper:
         rule, captures = self._match(mqtt_topic)
         return Explanation(mqtt_topic, rule, captures, outcome)
 
-    def _route(self, mqtt_topic: str) -> Outcome:
+    def route(self, mqtt_topic: str) -> Outcome:
+        """Map one topic, and count its Pulsar topic."""
         problem = _topic_problem(mqtt_topic)
         if problem is not None:
             return NoRoute(problem, "")
