@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from bridge.contract import MOVES_TOPIC
-from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
+from bridge.contract.names import name_problem
 from bridge.errors import ConfigError
 from bridge.routing.message_fields import MissingField, read_fields
 from bridge.routing.patterns import matcher
@@ -23,7 +23,6 @@ from bridge.routing.rules import (
     compile_rules,
     default_rule,
     mapping_problems,
-    namespaces_of,
     resume_filter,
 )
 from bridge.routing.templates import MAX_LOCAL_NAME
@@ -31,8 +30,6 @@ from bridge.routing.topic_budget import TopicBudget
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
-    from bridge.settings.ingest import IngestSettings
-    from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
     "Explanation",
@@ -100,7 +97,6 @@ Outcome = Route | NoRoute | LeftOut | PerMessage | ResumeAsked
 class Explanation:
     """The mapping of one MQTT topic: its rule, captures and outcome."""
 
-    mqtt_topic: str
     rule: CompiledRule | None
     captures: dict[str, str]
     outcome: Outcome
@@ -110,27 +106,20 @@ class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
     ``known`` are the existing topics, by local name; a topic outside the default namespace has the prefix
-    ``tenant/namespace/``. They count towards ``limits.topics``. A budget is shared with the mappers of other threads. A
-    name has at most ``max_name_bytes``.
+    ``tenant/namespace/``. They count towards ``limits.topics``. A budget is shared with the mappers of other threads.
+    Raises ConfigError if the rules are invalid.
     """
 
-    def __init__(
-        self,
-        settings: IngestSettings,
-        *,
-        pulsar: PulsarSettings | None = None,
-        known: Iterable[str] | TopicBudget = (),
-        answers: str | None = None,
-        max_name_bytes: int = DEFAULT_MAX_NAME_BYTES,
-    ) -> None:
-        problems = mapping_problems(settings, pulsar)
+    def __init__(self, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> None:
+        ingest, pulsar = settings.ingest, settings.pulsar
+        problems = mapping_problems(ingest, pulsar)
         if problems:
             raise ConfigError("; ".join(problems))
-        self._rules, _ = compile_rules(settings, pulsar)
-        self._default_namespace = namespaces_of(pulsar)[0]
-        self._max_name = max_name_bytes
-        self._max_payload = settings.limits.message_size
-        self._budget = known if isinstance(known, TopicBudget) else TopicBudget(settings.limits, known)
+        self._rules, _ = compile_rules(ingest, pulsar)
+        self._default_namespace = pulsar.readings_namespaces[0]
+        self._max_name = settings.max_name_bytes
+        self._max_payload = ingest.limits.message_size
+        self._budget = known if isinstance(known, TopicBudget) else TopicBudget(ingest.limits, known)
         self._period = self._budget.period
         self._commands = [(rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic]
         self._claimed = [
@@ -138,22 +127,11 @@ class Mapper:
             for rule in self._rules
             if not rule.shared and not rule.key_is_the_topic and None in rule.namespaces
         ]
-        self._answers = None if answers is None else f"{answers}/"
-        self._resume = resume_filter(settings)
+        self._answers = f"{settings.push.resume.answer_topic}/"
+        self._resume = resume_filter(ingest)
         self._default = default_rule()
         for rule in (*self._rules, self._default):
             self._budget.claim(rule.name, _names_of(rule))
-
-    @classmethod
-    def of(cls, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> Mapper:
-        """Return the mapper for whole settings. Raises ConfigError if their rules are invalid."""
-        return cls(
-            settings.ingest,
-            pulsar=settings.pulsar,
-            known=known,
-            answers=settings.push.resume.answer_topic,
-            max_name_bytes=settings.max_name_bytes,
-        )
 
     @property
     def topics(self) -> int:
@@ -184,9 +162,9 @@ class Mapper:
         if isinstance(outcome, PerMessage) and (payload is not None or user):
             outcome = outcome.of(payload or b"", user)
         if isinstance(outcome, LeftOut | ResumeAsked) or _topic_problem(mqtt_topic):
-            return Explanation(mqtt_topic, None, {}, outcome)
+            return Explanation(None, {}, outcome)
         rule, captures = self._match(mqtt_topic)
-        return Explanation(mqtt_topic, rule, captures, outcome)
+        return Explanation(rule, captures, outcome)
 
     def route(self, mqtt_topic: str) -> Outcome:
         """Map one topic, and count its Pulsar topic."""
@@ -197,7 +175,7 @@ class Mapper:
             return LeftOut("broker", "")
         if mqtt_topic.startswith(f"{MOVES_TOPIC}/"):
             return LeftOut("move", "")
-        if self._answers is not None and mqtt_topic.startswith(self._answers):
+        if mqtt_topic.startswith(self._answers):
             return LeftOut("command", "")
         for name, matches in self._commands:
             if matches(mqtt_topic):

@@ -27,7 +27,6 @@ __all__ = [
     "compile_rules",
     "default_rule",
     "mapping_problems",
-    "namespaces_of",
     "resume_filter",
     "subscriptions",
     "with_resume",
@@ -103,10 +102,13 @@ def default_rule() -> CompiledRule:
 
 
 def compile_rules(settings: IngestSettings, pulsar: PulsarSettings | None) -> tuple[list[CompiledRule], list[str]]:
-    """Return the valid rules, and the problems of the others, each with its field path."""
+    """Return the valid rules, and the problems of the others, each with its field path.
+
+    Without ``pulsar`` only the default namespace is listed.
+    """
     rules: list[CompiledRule] = []
     problems: list[str] = []
-    usable = namespaces_of(pulsar)
+    usable = (f"{TENANT}/{NAMESPACE}",) if pulsar is None else pulsar.readings_namespaces
     for number, rule in enumerate(settings.all_routes):
         preset = settings.preset_of(rule.name)
         where = f"ingest.routes.{number}" if preset is None else f"ingest.presets: {preset}"
@@ -160,14 +162,6 @@ def _reached(namespace: Template, usable: Sequence[str]) -> frozenset[str | None
     default, *others = usable
     matches = matcher(namespace.pattern())
     return frozenset({None} if matches(default) else ()) | frozenset(name for name in others if matches(name))
-
-
-def namespaces_of(pulsar: PulsarSettings | None) -> Sequence[str]:
-    """Return the namespaces for readings as tenant/namespace, the default one first.
-
-    Without ``pulsar`` only the default one is listed.
-    """
-    return (f"{TENANT}/{NAMESPACE}",) if pulsar is None else pulsar.readings_namespaces
 
 
 def mapping_problems(settings: IngestSettings, pulsar: PulsarSettings | None = None) -> list[str]:

@@ -32,7 +32,7 @@ def explanation_of(
 
     If a rule reads the device from each message, ``payload`` and ``user`` properties are those of the message.
     """
-    found = Mapper.of(settings).explain(mqtt_topic, payload, user)
+    found = Mapper(settings).explain(mqtt_topic, payload, user)
     rule = found.rule
     levels = mqtt_topic.split("/")
     filters = with_resume(subscriptions(settings.ingest), settings.ingest)

@@ -18,6 +18,7 @@ from bridge.mqtt.envelope import Envelope, message_of
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
 from bridge.routing.rules import mapping_problems
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
@@ -75,11 +76,11 @@ def _check(case: Case) -> None:
     ingest = IngestSettings(routes=tuple(TopicRule(**one) for one in some), allow_loopback=True, limits={"topics": 3})
     if mapping_problems(ingest, _PULSAR):
         try:
-            Mapper(ingest, pulsar=_PULSAR)
+            Mapper(Settings(ingest=ingest, pulsar=_PULSAR))
         except ConfigError:
             return
         raise AssertionError("rules with problems are taken")
-    mapper = Mapper(ingest, pulsar=_PULSAR)
+    mapper = Mapper(Settings(ingest=ingest, pulsar=_PULSAR))
     for one in arrived:
         properties = None if one[6] is None else PublishProperties(*one[6])
         message = Message(*one[:6], properties)

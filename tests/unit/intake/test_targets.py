@@ -17,7 +17,7 @@ ANY = TopicRule(name="any", filter="a/#", topic="any")
 def targets(*routes: TopicRule, **options: int) -> Targets:
     settings = Settings(ingest=IngestSettings(routes=routes))
     envelope = Envelope(link="l", protocol="5", mark=False)
-    return Targets(settings, Mapper.of(settings), envelope, None, **options)
+    return Targets(settings, Mapper(settings), envelope, None, **options)
 
 
 def found(of: Targets, topic: str, payload: bytes = b"") -> Target | NoRoute | LeftOut:

@@ -21,6 +21,7 @@ from bridge.mqtt.envelope import Envelope, message_of
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.routing.mapper import LeftOut, Mapper, PerMessage, Route
 from bridge.routing.rules import mapping_problems, subscriptions
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
@@ -157,12 +158,12 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
     assert all(problem.startswith("ingest") for problem in problems)
     if problems:
         try:
-            Mapper(ingest, pulsar=PULSAR)
+            Mapper(Settings(ingest=ingest, pulsar=PULSAR))
         except ConfigError:
             return
         raise AssertionError(f"taken in spite of {problems}")
     assert subscriptions(ingest)
-    mapper = Mapper(ingest, pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest, pulsar=PULSAR))
     for message in arrived:
         placed(mapper, message)
         mapper.explain(message.topic, message.payload)
@@ -174,7 +175,7 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
 def test_mqtt_topics_share_a_pulsar_key_only_by_a_rule(some: list[TopicRule], arrived: list[Message]) -> None:
     ingest = IngestSettings(routes=tuple(some), allow_loopback=True)
     assume(not mapping_problems(ingest, PULSAR))
-    mapper = Mapper(ingest, pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest, pulsar=PULSAR))
     by_name = {rule.name: rule for rule in some}
     seen: dict[tuple[str, str], tuple[str, str]] = {}
     for message in arrived:
