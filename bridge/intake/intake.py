@@ -24,11 +24,9 @@ import structlog
 from bridge.contract import DEAD_LETTERS_TOPIC, DEAD_MALFORMED, P_DEVICE, P_TOPIC, full_envelope
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.health import Health, Part
-from bridge.intake.blocking import BlockingPolicy
 from bridge.intake.flow import Reading, Stalled
 from bridge.intake.metrics import LinkMetrics
 from bridge.intake.partition_producers import PartitionProducers
-from bridge.intake.producer_opener import IdlePolicy
 from bridge.intake.targets import Target, Targets
 from bridge.mqtt.envelope import Envelope, from_push
 from bridge.mqtt.types import Message
@@ -96,15 +94,12 @@ class Intake:
         self.producers = PartitionProducers(
             client,
             admin,
+            settings.ingest,
+            owner=link,
             max_pending=limit + 1000,
-            dead_letter_topic=self._dead_topic,
             metrics=self.metrics,
             wake=wake,
             on_refused=self._refused,
-            policy=BlockingPolicy(
-                settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_after, owner=link
-            ),
-            idle=IdlePolicy(settings.ingest.limits.producer_idle, settings.ingest.limits.producers),
         )
         self._turn_count = 0
         self._turn_bytes = 0
