@@ -19,9 +19,9 @@ from bridge.errors import ConfigError
 from bridge.routing.message_fields import MissingField, read_fields
 from bridge.routing.patterns import matcher
 from bridge.routing.rules import (
+    DEFAULT,
     CompiledRule,
     compile_rules,
-    default_rule,
     mapping_problems,
     resume_filter,
 )
@@ -129,8 +129,7 @@ class Mapper:
         ]
         self._answers = f"{settings.push.resume.answer_topic}/"
         self._resume = resume_filter(ingest)
-        self._default = default_rule()
-        for rule in (*self._rules, self._default):
+        for rule in (*self._rules, DEFAULT):
             self._budget.claim(rule.name, _names_of(rule))
 
     @property
@@ -152,13 +151,11 @@ class Mapper:
     def explain(
         self, mqtt_topic: str, payload: bytes | None = None, user: Sequence[tuple[str, str]] = ()
     ) -> Explanation:
-        """Return the rule of a topic, its captures and its outcome. Changes nothing.
+        """Return the rule of a topic, its captures and its outcome; counts its Pulsar topic as ``route`` does.
 
         Fields of the message are read from the payload and the user properties, if they are given.
         """
-        budget, self._budget = self._budget, self._budget.copy()
         outcome = self.route(mqtt_topic)
-        self._budget = budget
         if isinstance(outcome, PerMessage) and (payload is not None or user):
             outcome = outcome.of(payload or b"", user)
         if isinstance(outcome, LeftOut | ResumeAsked) or _topic_problem(mqtt_topic):
@@ -213,7 +210,7 @@ class Mapper:
                 f"the Pulsar topic's name would have {len(local)} characters, the limit is {MAX_LOCAL_NAME}",
                 "",
             )
-        if rule is self._default:
+        if rule is DEFAULT:
             for name, topics, keys in self._claimed:
                 if topics(local) and keys(mqtt_topic):
                     return NoRoute(
@@ -269,7 +266,7 @@ class Mapper:
 
     def _match(self, mqtt_topic: str) -> tuple[CompiledRule, dict[str, str]]:
         levels = mqtt_topic.split("/")
-        for rule in (*self._rules, self._default):
+        for rule in (*self._rules, DEFAULT):
             captures = rule.filter.match(levels)
             if captures is not None:
                 for number, level in enumerate(levels, 1):

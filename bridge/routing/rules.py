@@ -22,18 +22,14 @@ if TYPE_CHECKING:
     from bridge.settings.rules import TopicRule
 
 __all__ = [
-    "DEFAULT_RULE",
+    "DEFAULT",
     "CompiledRule",
     "compile_rules",
-    "default_rule",
     "mapping_problems",
     "resume_filter",
     "subscriptions",
     "with_resume",
 ]
-
-DEFAULT_RULE: Final = "default"
-"""Name of the rule in the envelope of messages without one."""
 
 _ALL: Final = Filter.parse("#")
 
@@ -85,20 +81,19 @@ class CompiledRule:
         return self.command_topic.pattern(field=Star.LEVEL)
 
 
-def default_rule() -> CompiledRule:
-    """Return the rule for topics without a rule: the first level names the topic, the MQTT topic is the key."""
-    return CompiledRule(
-        DEFAULT_RULE,
-        _ALL,
-        Template.parse("{level1}", _ALL),
-        Template.parse("{mqtt_topic}", _ALL),
-        None,
-        None,
-        False,
-        None,
-        frozenset({None}),
-        (),
-    )
+DEFAULT: Final = CompiledRule(
+    name="default",
+    filter=_ALL,
+    topic=Template.parse("{level1}", _ALL),
+    key=Template.parse("{mqtt_topic}", _ALL),
+    device=None,
+    command_topic=None,
+    shared=False,
+    namespace=None,
+    namespaces=frozenset({None}),
+    fields=(),
+)
+"""The rule for topics without a rule: the first level names the topic, the MQTT topic is the key."""
 
 
 def compile_rules(settings: IngestSettings, pulsar: PulsarSettings | None) -> tuple[list[CompiledRule], list[str]]:
@@ -133,8 +128,8 @@ def _compile(rule: TopicRule, usable: Sequence[str]) -> CompiledRule:
     for template in (key, device):
         if template is not None and not rule.shared:
             problem = problem or template.ambiguity()
-    if rule.name == DEFAULT_RULE:
-        problem = problem or f"the name {DEFAULT_RULE!r} is reserved for the default rule"
+    if rule.name == DEFAULT.name:
+        problem = problem or f"the name {rule.name!r} is reserved for the default rule"
     if command is not None and any(c in literal for literal, _ in command.parts for c in "+#\0"):
         problem = problem or f"command_topic {rule.command_topic!r}: a topic for commands must not contain '+' or '#'"
     namespace = None if rule.namespace is None else Template.parse(rule.namespace, of)

@@ -85,9 +85,6 @@ class Shard:
             )
         return cls(index, count)
 
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
 
 # --- filters to shards ------------------------------------------------------------------------------------------
 

@@ -96,10 +96,3 @@ class TopicBudget:
             self._previous, self._current = self._current, {}
             self._unclaimed.clear()
             self.period += 1
-
-    def copy(self) -> TopicBudget:
-        """Return a copy with the same state."""
-        copied = TopicBudget(self._limits, self._unclaimed)
-        copied._current, copied._previous = dict(self._current), dict(self._previous)
-        copied._counts = Counter(self._counts)
-        return copied
