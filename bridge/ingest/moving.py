@@ -198,7 +198,7 @@ class _Subscribe(_Connection):
     ) -> None:
         super().__init__(session_settings)
         self.granted = dict(granted)
-        subscriptions = wanted_subscriptions(wanted, settings.ingest.qos, settings.ingest.retained)
+        subscriptions = wanted_subscriptions(wanted, settings.ingest)
         self._filters = SessionFilters(subscriptions, self.granted, optional=None, remember=self.granted.update)
 
     def on_connected(self, event: Connected) -> None:

@@ -143,7 +143,7 @@ class LinkRunner:
             name=mqtt.client_id if self._alone else self.name,
             part=self._part,
             filters=SessionFilters(
-                wanted_subscriptions(filters, ingest.qos, ingest.retained),
+                wanted_subscriptions(filters, ingest),
                 granted,
                 optional=None if resume is None else resume.mqtt,
                 remember=self._remember,
