@@ -37,7 +37,7 @@ from bridge.ingest.worker import check_loss, packet_limit
 from bridge.intake.flow import Reading
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber, subscription_remedy
-from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.protocols.handler import Service
 from bridge.pulsar.acks import AckQueue
 from bridge.routing.sharding import Move, Remembered, plan_move
@@ -274,11 +274,10 @@ class _Drain(_Connection):
         self._awaited_since = time.monotonic()
         self.link.publish(self.marker, self._token, confirmed=self._marked)
 
-    def _marked(self, confirmation: Confirmation) -> None:
-        if confirmation.reason >= 0x80:
+    def _marked(self, reason: int) -> None:
+        if reason >= 0x80:
             raise DeniedError(
-                f"the MQTT broker refused the marker of a session that is drained, {self.marker!r} (code "
-                f"{confirmation.reason:#x})",
+                f"the MQTT broker refused the marker of a session that is drained, {self.marker!r} (code {reason:#x})",
                 remedy=self.remedy,
             )
 

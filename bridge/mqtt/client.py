@@ -28,7 +28,7 @@ from bridge.mqtt.keepalive import KeepAlive, Reconnects
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
-from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, PublishProperties, Subscription
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishProperties, Subscription
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
 
@@ -97,14 +97,18 @@ class Link:
         qos: int = 1,
         retain: bool = False,
         properties: PublishProperties | None = None,
-        confirmed: Callable[[Confirmation], None] | None = None,
+        confirmed: Callable[[int], None] | None = None,
         sent: Callable[[], None] | None = None,
     ) -> None:
         """Queue a publish. The loop thread calls ``sent`` each time that it is sent, ``confirmed`` at its end.
 
-        The caller bounds the queue. Properties are left out before MQTT 5. A publish that MQTT cannot encode, because
-        a text is not UTF-8 or too long, is confirmed with 0x83. Raises ValueError for a topic that is empty, too long
-        or not UTF-8, or has a wildcard.
+        The argument of ``confirmed`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message
+        (0x10: it has no subscriber), from 0x80 on it refused. Always 0 before MQTT 5, and at QoS 0, which only confirms
+        that the socket got the packet. 0x83 for a publish that MQTT cannot encode, because a text is not UTF-8 or too
+        long.
+
+        The caller bounds the queue. Properties are left out before MQTT 5. Raises ValueError for a topic that is empty,
+        too long or not UTF-8, or has a wildcard.
         """
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
@@ -332,12 +336,12 @@ class Link:
             except ValueError:
                 # It was not sent and never will be. It must not close the connection that the others need.
                 if outgoing.confirmed is not None:
-                    outgoing.confirmed(Confirmation(_IMPLEMENTATION, 0, self.epoch))
+                    outgoing.confirmed(_IMPLEMENTATION)
                 continue
             sock.send(packet)
             self._outbox.sent(mid, outgoing)
             if not mid and outgoing.confirmed is not None:
-                outgoing.confirmed(Confirmation(0, 0, self.epoch))
+                outgoing.confirmed(0)
 
 
 def _dial(settings: MqttSettings, receive_maximum: int, *, persistent: bool, max_packet_bytes: int) -> BufferedSocket:

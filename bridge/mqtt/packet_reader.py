@@ -15,7 +15,7 @@ from bridge.mqtt.buffered_socket import BufferedSocket
 from bridge.mqtt.outbox import Outbox
 from bridge.mqtt.packets import NAMES, MalformedError, short_packet
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
-from bridge.mqtt.types import Confirmation, Connected, Message
+from bridge.mqtt.types import Connected, Message
 
 __all__ = ["FAILED_FROM", "Broken", "ExactlyOnce", "Packet", "PacketReader"]
 
@@ -184,10 +184,10 @@ class PacketReader:
             return Broken(f"a malformed {name}: {e}")
         sock.consumed(sock.at + length)
         if packets.PUBACK <= kind <= packets.PUBCOMP:
-            self._acknowledged(sock, kind, mid, reason, epoch)
+            self._acknowledged(sock, kind, mid, reason)
         return packet
 
-    def _acknowledged(self, sock: BufferedSocket, kind: int, mid: int, reason: int, epoch: int) -> None:
+    def _acknowledged(self, sock: BufferedSocket, kind: int, mid: int, reason: int) -> None:
         if kind == packets.PUBREL:
             self.exactly_once.released(mid)
             sock.send(short_packet(packets.PUBCOMP, mid))  # also for an unknown one (MQTT-4.3.3-11)
@@ -197,4 +197,4 @@ class PacketReader:
         else:
             ended = self._outbox.confirmed(mid, reason)
             if ended is not None and ended[0].confirmed is not None:
-                ended[0].confirmed(Confirmation(ended[1], mid, epoch))
+                ended[0].confirmed(ended[1])

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 __all__ = [
     "DISCONNECT_TAKEN_OVER",
-    "Confirmation",
     "Connected",
     "Disconnected",
     "LinkHandler",
@@ -99,20 +98,6 @@ class Disconnected:
     closed_by_peer: bool = False
     remedy: str | None = None
     """The change without which a retry cannot succeed: credentials, certificates. None if it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """The end of one publish of ours.
-
-    ``reason`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message (0x10: it has no
-    subscriber), from 0x80 on it refused. Always 0 before MQTT 5, and at QoS 0, which only confirms that the socket got
-    the packet. ``mid`` is the packet identifier, ``epoch`` the connection.
-    """
-
-    reason: int
-    mid: int
-    epoch: int
 
 
 class LinkHandler:
