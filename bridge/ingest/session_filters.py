@@ -55,10 +55,7 @@ class SessionFilters:
 
     def connected(self, *, session_present: bool) -> tuple[tuple[Subscription, ...], tuple[str, ...]]:
         """Return the filters to subscribe to and those to unsubscribe from on a new connection."""
-        known = self.granted or {}
-        if not session_present:
-            self._requested = self._wanted
-            return self._requested, ()
+        known = (self.granted or {}) if session_present else {}
         self._requested = tuple(s for s in self._wanted if known.get(s.filter) != s.qos)
         return self._requested, tuple(f for f in known if f not in self.names)
 
