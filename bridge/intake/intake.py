@@ -173,7 +173,7 @@ class Intake:
         target: Target | NoRoute | LeftOut
         if message.malformed:
             self.metrics.counters["malformed"].inc()
-            target = NoRoute(f"{DEAD_MALFORMED}{message.malformed}", "")
+            target = NoRoute(f"{DEAD_MALFORMED}{message.malformed}")
         else:
             target = targets.of(message)
         asks = isinstance(target, Target) and target.topic == targets.resume_topic
@@ -187,8 +187,7 @@ class Intake:
         reading.event_ms = time.time_ns() // 1_000_000
         if isinstance(target, NoRoute):
             reading.properties = targets.envelope.of(message, targets.envelope.of_topic(message.topic, None))
-            topic = self._settings.pulsar.readings_topic(target.local, target.namespace) if target.local else ""
-            self._dead_letter(reading, topic, target.reason)
+            self._dead_letter(reading, target.topic, target.reason)
             self.producers.put(reading)
         else:
             reading.properties = targets.envelope.of(message, target.properties)

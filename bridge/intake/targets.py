@@ -135,7 +135,6 @@ class Targets:
         self.misses = 0
         """Messages whose topic was not in the cache, since the owner set it to 0."""
         self.resume_topic = settings.pulsar.system_topic(RESUME_TOPIC)
-        self._readings_topic = settings.pulsar.readings_topic
         every_s = settings.ingest.presence_interval
         self._sightings = Sightings(every_s) if every_s and alive is not None else None
         self._alive = alive
@@ -162,7 +161,9 @@ class Targets:
             route = known.of(message.payload, user)
             return self._target(topic, route) if isinstance(route, Route) else route
         if isinstance(known, ResumeAsked):
-            envelope = self.envelope.of_topic(topic, Route("resume", RESUME_TOPIC, known.device, known.device, None))
+            envelope = self.envelope.of_topic(
+                topic, Route("resume", self.resume_topic, known.device, known.device, None)
+            )
             return Target(self.resume_topic, known.device, envelope, None)
         return known
 
@@ -170,5 +171,4 @@ class Targets:
         seen = None
         if self._sightings is not None and route.device is not None:
             seen = self._sightings.of(route.device)
-        full = self._readings_topic(route.local, route.namespace)
-        return Target(full, route.key, self.envelope.of_topic(topic, route), seen)
+        return Target(route.topic, route.key, self.envelope.of_topic(topic, route), seen)

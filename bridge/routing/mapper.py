@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from bridge.contract import MOVES_TOPIC
+from bridge.contract import MOVES_TOPIC, namespace_of
 from bridge.contract.names import name_problem
 from bridge.errors import ConfigError
 from bridge.routing.message_fields import MissingField, read_fields
@@ -30,6 +30,7 @@ from bridge.routing.topic_budget import TopicBudget
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
+    from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
     "Explanation",
@@ -50,21 +51,19 @@ class Route(NamedTuple):
     """The target of a message. ``device`` and ``command_topic`` are None if the rule names none."""
 
     rule: str
-    local: str
-    """Local name of the Pulsar topic in its namespace."""
+    topic: str
+    """Full name of the Pulsar topic."""
     key: str
     device: str | None
     command_topic: str | None
-    namespace: str | None = None
-    """``tenant/namespace``, None for the default one."""
 
 
 class NoRoute(NamedTuple):
     """The reason why a message has no Pulsar topic; it goes to the dead letters."""
 
     reason: str
-    local: str
-    namespace: str | None = None
+    topic: str = ""
+    """Full name of the topic that the rule names, empty without one."""
 
 
 class LeftOut(NamedTuple):
@@ -83,9 +82,7 @@ class ResumeAsked(NamedTuple):
 class PerMessage(NamedTuple):
     """The route of a topic whose messages contain the key, device or command topic. Call ``of`` for each message."""
 
-    rule: str
-    local: str
-    namespace: str | None
+    topic: str
     of: Callable[[bytes, Sequence[tuple[str, str]]], Route | NoRoute]
     """Maps a message's payload and user properties."""
 
@@ -105,9 +102,8 @@ class Explanation:
 class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
-    ``known`` are the existing topics, by local name; a topic outside the default namespace has the prefix
-    ``tenant/namespace/``. They count towards ``limits.topics``. A budget is shared with the mappers of other threads.
-    Raises ConfigError if the rules are invalid.
+    ``known`` are the full names of the existing topics, which count towards ``limits.topics``. A budget is shared with
+    the mappers of other threads. Raises ConfigError if the rules are invalid.
     """
 
     def __init__(self, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> None:
@@ -117,6 +113,7 @@ class Mapper:
             raise ConfigError("; ".join(problems))
         self._rules, _ = compile_rules(ingest, pulsar)
         self._default_namespace = pulsar.readings_namespaces[0]
+        self._full_name = pulsar.readings_topic
         self._max_name = settings.max_name_bytes
         self._max_payload = ingest.limits.message_size
         self._budget = known if isinstance(known, TopicBudget) else TopicBudget(ingest.limits, known)
@@ -130,7 +127,7 @@ class Mapper:
         self._answers = f"{settings.push.resume.answer_topic}/"
         self._resume = resume_filter(ingest)
         for rule in (*self._rules, DEFAULT):
-            self._budget.claim(rule.name, _names_of(rule))
+            self._budget.claim(rule.name, _names_of(rule, pulsar))
 
     @property
     def topics(self) -> int:
@@ -167,7 +164,7 @@ class Mapper:
         """Map one topic, and count its Pulsar topic."""
         problem = _topic_problem(mqtt_topic)
         if problem is not None:
-            return NoRoute(problem, "")
+            return NoRoute(problem)
         if mqtt_topic.startswith("$"):
             return LeftOut("broker", "")
         if mqtt_topic.startswith(f"{MOVES_TOPIC}/"):
@@ -180,89 +177,81 @@ class Mapper:
         resume = None if self._resume is None else self._resume.match(mqtt_topic.split("/"))
         if resume is not None:
             problem = name_problem(resume["device"], self._max_name)
-            return NoRoute(f"the device {problem}", "") if problem else ResumeAsked(resume["device"])
+            return NoRoute(f"the device {problem}") if problem else ResumeAsked(resume["device"])
         rule, captures = self._match(mqtt_topic)
         namespace = None
         if rule.namespace is not None:
             named = rule.namespace.fill(captures)
             namespace = None if named == self._default_namespace else named
             if namespace not in rule.namespaces:
-                return NoRoute(f"the namespace {named[:100]!r} is not one of pulsar.namespaces", "")
+                return NoRoute(f"the namespace {named[:100]!r} is not one of pulsar.namespaces")
         local = rule.topic.fill_encoded(captures)
+        topic = self._full_name(local, namespace)
         device = None if rule.device is None or rule.device.fields else rule.device.fill(captures)
         route: Route | NoRoute | PerMessage
         if rule.fields:
             used = {name: captures[name] for name in rule.captures}
-            of = partial(self._of_message, rule, used, local, namespace)
-            route = PerMessage(rule.name, local, namespace, of)
+            route = PerMessage(topic, partial(self._of_message, rule, used, topic))
         else:
-            route = self._filled(rule, captures, local, namespace)
+            route = self._filled(rule, captures, topic)
         if isinstance(route, NoRoute):
             return route
-        return self._refused(rule, local, namespace, mqtt_topic, device) or route
+        return self._refused(rule, local, topic, mqtt_topic, device) or route
 
     def _refused(
-        self, rule: CompiledRule, local: str, namespace: str | None, mqtt_topic: str, device: str | None
+        self, rule: CompiledRule, local: str, topic: str, mqtt_topic: str, device: str | None
     ) -> NoRoute | None:
         """Return why messages of this topic may not be written there; else count the Pulsar topic."""
         if len(local) > MAX_LOCAL_NAME:
-            return NoRoute(
-                f"the Pulsar topic's name would have {len(local)} characters, the limit is {MAX_LOCAL_NAME}",
-                "",
-            )
+            return NoRoute(f"the Pulsar topic's name would have {len(local)} characters, the limit is {MAX_LOCAL_NAME}")
         if rule is DEFAULT:
             for name, topics, keys in self._claimed:
                 if topics(local) and keys(mqtt_topic):
                     return NoRoute(
-                        f"no rule matches, and rule {name} can write to the topic {local} under this key", local
+                        f"no rule matches, and rule {name} can write to the topic {local} under this key", topic
                     )
-        full = local if namespace is None else f"{namespace}/{local}"
-        why = self._budget.refusal(rule.name, device, full, fixed=rule.topic_is_fixed)
-        return None if why is None else NoRoute(f"{why}, and this topic would exceed it", local, namespace)
+        why = self._budget.refusal(rule.name, device, topic, fixed=rule.topic_is_fixed)
+        return None if why is None else NoRoute(f"{why}, and this topic would exceed it", topic)
 
-    def _filled(
-        self, rule: CompiledRule, captures: dict[str, str], local: str, namespace: str | None
-    ) -> Route | NoRoute:
+    def _filled(self, rule: CompiledRule, captures: dict[str, str], topic: str) -> Route | NoRoute:
         device = None if rule.device is None else rule.device.fill(captures)
         key = rule.key.fill(captures)
         if not key or device == "":
-            return NoRoute(f"rule {rule.name} finds no text for its key or device", local, namespace)
+            return NoRoute(f"rule {rule.name} finds no text for its key or device", topic)
         for what, name in (("device", device), ("key", key)):
             problem = None if name is None else name_problem(name, self._max_name)
             if problem is not None:
-                return NoRoute(f"rule {rule.name}: the {what} {problem}", local, namespace)
+                return NoRoute(f"rule {rule.name}: the {what} {problem}", topic)
         command = None
         if rule.command_topic is not None:
             command = rule.command_topic.fill(captures)
             if _topic_problem(command):
-                return NoRoute(f"rule {rule.name}: the command topic is not a valid MQTT topic", local, namespace)
-        return Route(rule.name, local, key, device, command, namespace)
+                return NoRoute(f"rule {rule.name}: the command topic is not a valid MQTT topic", topic)
+        return Route(rule.name, topic, key, device, command)
 
     def _of_message(
         self,
         rule: CompiledRule,
         captures: dict[str, str],
-        local: str,
-        namespace: str | None,
+        topic: str,
         payload: bytes,
         user: Sequence[tuple[str, str]],
     ) -> Route | NoRoute:
         if len(payload) > self._max_payload:
-            return NoRoute(f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", local, namespace)
+            return NoRoute(f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", topic)
         try:
             found = read_fields(rule.fields, payload, user)
         except MissingField as e:
-            return NoRoute(f"rule {rule.name} finds no device or key: {e}", local, namespace)
+            return NoRoute(f"rule {rule.name} finds no device or key: {e}", topic)
         if rule.command_topic is not None:
             for field in rule.command_topic.fields:
                 if any(c in found[field.name] for c in "/+#\0"):
                     return NoRoute(
                         f"rule {rule.name}: {{{field.name}}} has a character that is not valid in a level of the "
                         "command topic",
-                        local,
-                        namespace,
+                        topic,
                     )
-        return self._filled(rule, captures | found, local, namespace)
+        return self._filled(rule, captures | found, topic)
 
     def _match(self, mqtt_topic: str) -> tuple[CompiledRule, dict[str, str]]:
         levels = mqtt_topic.split("/")
@@ -276,13 +265,13 @@ class Mapper:
         raise AssertionError("the default matches every topic")
 
 
-def _names_of(rule: CompiledRule) -> Callable[[str], bool]:
+def _names_of(rule: CompiledRule, pulsar: PulsarSettings) -> Callable[[str], bool]:
     """Return a function that decides whether a rule can name a Pulsar topic."""
     matches = matcher(rule.local_pattern)
+    namespaces = {namespace_of(pulsar.readings_topic("", name)) for name in rule.namespaces}
 
-    def names(full: str) -> bool:
-        namespace, _, local = full.rpartition("/")
-        return (namespace or None) in rule.namespaces and matches(local)
+    def names(topic: str) -> bool:
+        return namespace_of(topic) in namespaces and matches(topic.rpartition("/")[2])
 
     return names
 

@@ -27,7 +27,7 @@ class _Owner(NamedTuple):
 
 
 class TopicBudget:
-    """The counted Pulsar topics, by full local name. Mappers of several threads may share one.
+    """The counted Pulsar topics, by full name. Mappers of several threads may share one.
 
     ``known`` are the existing topics. ``claim`` assigns them to the routes that can name them, so that a route does not
     get another budget at a restart.

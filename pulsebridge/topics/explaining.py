@@ -52,7 +52,7 @@ def explanation_of(
     elif isinstance(outcome, Route):
         partitions = settings.pulsar.partitions
         explanation |= {
-            "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
+            "pulsar_topic": outcome.topic,
             "partition": partition_of(outcome.key, partitions),
             "partitions": partitions,
             "key": outcome.key,
@@ -63,7 +63,7 @@ def explanation_of(
         assert rule is not None
         explanation |= {
             "outcome": "written, with key and device from each message",
-            "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
+            "pulsar_topic": outcome.topic,
             "key": rule.key.text,
             "device": None if rule.device is None else rule.device.text,
             "command_topic": None if rule.command_topic is None else rule.command_topic.text,

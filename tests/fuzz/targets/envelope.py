@@ -104,7 +104,7 @@ def _placed(mapper: Mapper, message: Message) -> None:
     again = message_of(message.payload, contract.full_envelope(properties))
     assert again == message._replace(mid=0, properties=same), f"{again} instead of {message}"
     if isinstance(way, Route):
-        topic = _PULSAR.readings_topic(way.local, way.namespace)
+        topic = way.topic
         assert topic.startswith(_LISTED)
         assert _TOPIC.fullmatch(topic)
         assert "-partition-" not in topic
@@ -113,10 +113,9 @@ def _placed(mapper: Mapper, message: Message) -> None:
         assert not problems, f"a name {problems[0]}"
         return
     assert way.reason.encode()
-    meant = _PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
-    assert not meant or meant.startswith(_LISTED)
+    assert not way.topic or way.topic.startswith(_LISTED)
     kept, properties = dead_letter(
-        message.payload, topic=meant, device="", reason=way.reason, at_us=1, properties=properties
+        message.payload, topic=way.topic, device="", reason=way.reason, at_us=1, properties=properties
     )
     size = len(kept) + sum(len(name) + len(value.encode()) for name, value in properties.items())
     assert size <= 5 * 1024 * 1024 - 64 * 1024, f"a dead letter of {size} bytes"

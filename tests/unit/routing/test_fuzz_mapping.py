@@ -118,7 +118,7 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
     assert all(name.encode() and value.encode() is not None for name, value in properties.items())
     if isinstance(way, Route):
         assert properties[contract.P_TOPIC] == message.topic
-        topic = PULSAR.readings_topic(way.local, way.namespace)
+        topic = way.topic
         assert topic.startswith(LISTED)
         assert re.fullmatch(r"persistent://[\w.=:-]+/[\w.=:-]+/[A-Za-z0-9_.=-]{1,240}", topic)
         assert "-partition-" not in topic
@@ -130,9 +130,10 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
         return Placed(topic, way.key, way.rule)
     assert way.reason
     assert way.reason.encode()
-    meant = PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
-    assert not meant or meant.startswith(LISTED)
-    kept, properties = dead_letter(payload, topic=meant, device="", reason=way.reason, at_us=1, properties=properties)
+    assert not way.topic or way.topic.startswith(LISTED)
+    kept, properties = dead_letter(
+        payload, topic=way.topic, device="", reason=way.reason, at_us=1, properties=properties
+    )
     assert kept == payload
     assert all(value.encode() is not None for value in properties.values())
     return Placed(PULSAR.system_topic(contract.DEAD_LETTERS_TOPIC), properties[contract.P_TOPIC], None)

@@ -15,6 +15,7 @@ from bridge.dead_letters import dead_letter, letter_key
 from bridge.routing.mapper import Mapper, NoRoute, Outcome, PerMessage, ResumeAsked, Route
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.pulsar import PulsarSettings
 
 GATEWAY = TopicRule(name="gateway", filter="gw/+id", topic="gateway", device="{json:$.device}", key="{json:$.key}")
 CHANNELS = TopicRule(name="channels", filter="c/+device/+channel", topic="c-{device}-{channel}", device="{device}")
@@ -111,7 +112,7 @@ def test_h46_a_route_that_used_up_its_topics_takes_none_of_another() -> None:
 
 
 def test_h46_a_restart_gives_no_second_budget() -> None:
-    known = ["c-a-1", "c-a-2", "fixed", "other"]
+    known = [PulsarSettings().readings_topic(name) for name in ("c-a-1", "c-a-2", "fixed", "other")]
     mapper = Mapper(Settings(ingest=IngestSettings(routes=(CHANNELS, FIXED), limits={"topics": 2})), known=known)
     assert "has 2 Pulsar topics" in reason(mapper.route("c/b/1"))
     assert isinstance(mapper.route("c/a/2"), Route)

@@ -49,6 +49,9 @@ level = st.one_of(
 mqtt_topics = st.lists(level, min_size=1, max_size=6).map("/".join).filter(lambda t: t and not t.startswith("$"))
 
 
+READINGS = "persistent://public/pulsebridge/"
+
+
 def routed(mapper: Mapper, topic: str) -> Route:
     route = mapper.route(topic)
     assert isinstance(route, Route), route
@@ -58,13 +61,16 @@ def routed(mapper: Mapper, topic: str) -> Route:
 def test_a_rule_names_topic_key_device_and_command_topic() -> None:
     mapper = Mapper(Settings(ingest=IngestSettings(routes=(WEARABLES, PLANT))))
     assert routed(mapper, "wearables/w-1/glucose") == Route(
-        "wearables", "wearables", "w-1", "w-1", "devices/w-1/commands"
+        "wearables", f"{READINGS}wearables", "w-1", "w-1", "devices/w-1/commands"
     )
-    assert routed(mapper, "plant/7/press/temp/inner") == Route("plant", "plant-7", "7/press", "7/press", None)
+    assert routed(mapper, "plant/7/press/temp/inner") == Route(
+        "plant", f"{READINGS}plant-7", "7/press", "7/press", None
+    )
 
 
 def test_without_a_rule_the_first_level_is_the_topic_and_the_whole_topic_the_key() -> None:
-    assert routed(Mapper(Settings()), "house/kitchen/t") == Route("default", "house", "house/kitchen/t", None, None)
+    topic = "house/kitchen/t"
+    assert routed(Mapper(Settings()), topic) == Route("default", f"{READINGS}house", topic, None, None)
 
 
 def test_the_first_matching_rule_decides() -> None:
@@ -95,11 +101,12 @@ def test_the_default_is_injective_and_stays_in_its_namespace(topics: list[str]) 
             assert "characters" in route.reason
             continue
         assert isinstance(route, Route)
-        assert seen.setdefault((route.local, route.key), topic) == topic
-        assert re.fullmatch(r"[A-Za-z0-9_.=-]+", route.local)
-        assert route.local.strip(".")
-        assert "-partition-" not in route.local
-        assert "__" not in route.local
+        assert seen.setdefault((route.topic, route.key), topic) == topic
+        local = route.topic.removeprefix(READINGS)
+        assert re.fullmatch(r"[A-Za-z0-9_.=-]+", local)
+        assert local.strip(".")
+        assert "-partition-" not in local
+        assert "__" not in local
 
 
 @settings(deadline=None, max_examples=300)
@@ -112,7 +119,7 @@ def test_rules_and_default_never_meet_unless_a_rule_names_the_device(a: str, b: 
     mapper = Mapper(Settings(ingest=IngestSettings(routes=rules)))
     first, second = mapper.route(a), mapper.route(b)
     if a != b and isinstance(first, Route) and isinstance(second, Route):
-        assert (first.local, first.key) != (second.local, second.key)
+        assert (first.topic, first.key) != (second.topic, second.key)
 
 
 @settings(deadline=None, max_examples=500)
@@ -201,7 +208,7 @@ def test_topics_of_the_broker_are_left_out() -> None:
 
 
 def test_topics_are_bounded_and_known_ones_count() -> None:
-    mapper = Mapper(Settings(ingest=IngestSettings(limits={"topics": 2})), known=["old"])
+    mapper = Mapper(Settings(ingest=IngestSettings(limits={"topics": 2})), known=[f"{READINGS}old"])
     routed(mapper, "new/1")
     assert "ingest.limits.topics is 2" in mapper.route("newer/1").reason  # type: ignore[union-attr]
     routed(mapper, "old/1")

@@ -15,10 +15,12 @@ from bridge.routing.message_fields import MessageField, MissingField, read_field
 from bridge.routing.rules import mapping_problems
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
+from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.topics.explaining import explanation_of, explanation_text
 
 UP = b'{"deviceInfo": {"devEui": "0102", "tags": [{"id": 7}]}}'
+TOPIC = PulsarSettings().readings_topic("up")
 
 
 def rule(**changes: Any) -> TopicRule:
@@ -34,13 +36,13 @@ def of(mapper: Mapper, topic: str, payload: bytes = b"", user: tuple[tuple[str, 
 
 def test_the_device_is_where_the_payload_says() -> None:
     mapper = Mapper(Settings(ingest=IngestSettings(routes=(rule(command_topic="gw/{gateway}/down/{device}"),))))
-    assert of(mapper, "gw/7/up", UP) == Route("gw", "up", "0102", "0102", "gw/7/down/0102")
-    assert of(mapper, "gw/7/up", b'{"deviceInfo":{"devEui":12}}') == Route("gw", "up", "12", "12", "gw/7/down/12")
+    assert of(mapper, "gw/7/up", UP) == Route("gw", TOPIC, "0102", "0102", "gw/7/down/0102")
+    assert of(mapper, "gw/7/up", b'{"deviceInfo":{"devEui":12}}') == Route("gw", TOPIC, "12", "12", "gw/7/down/12")
 
 
 def test_the_device_is_what_a_user_property_says() -> None:
     mapper = Mapper(Settings(ingest=IngestSettings(routes=(rule(device="{gateway}/{user:device-id}"),))))
-    assert of(mapper, "gw/7/up", user=(("a", "b"), ("device-id", "w-1"))) == Route("gw", "up", "7/w-1", "7/w-1", None)
+    assert of(mapper, "gw/7/up", user=(("a", "b"), ("device-id", "w-1"))) == Route("gw", TOPIC, "7/w-1", "7/w-1", None)
     twice = (("device-id", "w-1"), ("device-id", "w-1"))
     assert isinstance(of(mapper, "gw/7/up", user=twice), Route)
 
@@ -73,7 +75,7 @@ def test_a_message_without_its_device_says_why(payload: bytes, user: Any, why: s
     refused = of(Mapper(Settings(ingest=IngestSettings(routes=(rule(),)))), "gw/7/up", payload, user)
     assert isinstance(refused, NoRoute)
     assert why in refused.reason
-    assert refused.local == "up"
+    assert refused.topic == TOPIC
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset, preset_names
+from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.topics.explaining import explanation_of, explanation_text
 
@@ -91,7 +92,7 @@ def test_topics_of_the_documentation(
 ) -> None:
     route = Mapper(Settings(ingest=IngestSettings(presets=(preset,)))).route(topic)
     assert isinstance(route, Route)
-    assert (route.local, route.device, route.command_topic) == (local, device, command)
+    assert (route.topic, route.device, route.command_topic) == (PulsarSettings().readings_topic(local), device, command)
     assert route.key == (device or topic)
     assert received(preset, topic)
 

@@ -163,7 +163,7 @@ def test_no_pulsar_topic_and_key_is_reached_by_two_sessions(rule: TopicRule, fil
             if any(Filter.parse(f).match(topic.split("/")) is not None for f in session):
                 route = mapper.route(topic)
                 if isinstance(route, Route):
-                    assert owner.setdefault((route.local, route.key), number) == number, topic
+                    assert owner.setdefault((route.topic, route.key), number) == number, topic
 
 
 def remembered(**granted: tuple[str, ...]) -> dict[str, Remembered]:
