@@ -35,7 +35,7 @@ from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
 from bridge.ingest.sessions import SessionSlot, forget_session, store_session, stored_sessions
 from bridge.ingest.worker import check_loss, packet_limit
 from bridge.intake.flow import Reading
-from bridge.mqtt.client import Link
+from bridge.mqtt.client import Link, run
 from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.protocols.handler import Service
@@ -171,15 +171,8 @@ class _Connection(LinkHandler):
 
     def run(self, service: Service) -> bool:
         """Run until ``done``. Returns False if the service stops first."""
-        try:
-            while not self.done and not service.stopping.is_set():
-                self.link.turn(0.2)
-            if self.done:
-                self.link.turn(0.0)  # write the remaining output
-            return self.done
-        finally:
-            self.link.disconnect()
-            self.link.close()
+        run(self.link, lambda: self.done or service.stopping.is_set(), 0.2)
+        return self.done
 
     def on_connected(self, event: Connected) -> None:
         self.done = True

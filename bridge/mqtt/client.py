@@ -32,7 +32,7 @@ from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishPrope
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["Link", "LinkHandler"]
+__all__ = ["Link", "LinkHandler", "run"]
 
 _FILLS: Final = 4
 """Maximum reads of the socket in one turn, so that acknowledgements are not delayed."""
@@ -342,6 +342,16 @@ class Link:
             self._outbox.sent(mid, outgoing)
             if not mid and outgoing.confirmed is not None:
                 outgoing.confirmed(0)
+
+
+def run(link: Link, over: Callable[[], bool], timeout: float = 1.0) -> None:
+    """Take turns until it is ``over``, then disconnect and close the link."""
+    try:
+        while not over():
+            link.turn(timeout)
+    finally:
+        link.disconnect()
+        link.close()
 
 
 def _dial(settings: MqttSettings, receive_maximum: int, *, persistent: bool, max_packet_bytes: int) -> BufferedSocket:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bridge.errors import DeniedError, PulsebridgeError, TransientError
-from bridge.mqtt.client import Link
+from bridge.mqtt.client import Link, run
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.settings.mqtt import MqttSettings
@@ -123,12 +123,7 @@ class DeviceClient(LinkHandler):
 
     def _run(self) -> None:
         try:
-            try:
-                while not self._stopping.is_set():
-                    self.link.turn()
-            finally:
-                self.link.disconnect()
-                self.link.close()
+            run(self.link, self._stopping.is_set)
         except BaseException as e:
             self.failure = e
             if not isinstance(e, PulsebridgeError):
@@ -200,12 +195,7 @@ class _Probe(LinkHandler):
     def run(self, timeout: float = math.inf) -> None:
         """Connect and subscribe, until there is an answer to both."""
         until = time.monotonic() + timeout
-        try:
-            while not self._done and time.monotonic() < until:
-                self._link.turn(0.1)
-        finally:
-            self._link.disconnect()
-            self._link.close()
+        run(self._link, lambda: self._done or time.monotonic() >= until, 0.1)
 
     def on_connected(self, event: Connected) -> None:
         """Subscribe at QoS 0, without retained messages."""
