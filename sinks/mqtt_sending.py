@@ -21,7 +21,7 @@ from typing import Final
 
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.refusals import AT_ONCE_S, perhaps_for_a_packet
-from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
+from bridge.mqtt.types import Disconnected, PublishProperties
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["CLOSES", "RowClient", "Sending"]
@@ -38,7 +38,7 @@ class Sending:
     qos: int
     retain: bool
     properties: PublishProperties | None
-    confirmed: Callable[[Confirmation], None]
+    confirmed: Callable[[int], None]
     given_back: Callable[[str], None]
     """The broker closes the connection at this publish; the argument is the reason."""
     suspect: bool = False
@@ -100,10 +100,10 @@ class RowClient(DeviceClient):
         alone = one.suspect or next(iter(self._under_way)).suspect
         return not alone and len(self._under_way) < self._window
 
-    def _confirming(self, one: Sending) -> Callable[[Confirmation], None]:
-        def done(confirmation: Confirmation) -> None:
+    def _confirming(self, one: Sending) -> Callable[[int], None]:
+        def done(reason: int) -> None:
             del self._under_way[one]
-            one.confirmed(confirmation)
+            one.confirmed(reason)
             if self._waiting and not one.qos:  # the link reports this after the end of its turn
                 self.link.wake()
 

@@ -20,7 +20,6 @@ import structlog
 
 from bridge.contract.commands import Problem
 from bridge.errors import ContractError, PulsebridgeError, TransientError
-from bridge.mqtt.types import Confirmation
 from sinks.messages import BadRow
 from sinks.mqtt_rows import Plan, Publish, letter_of, letter_room
 from sinks.mqtt_sending import CLOSES, RowClient, Sending
@@ -123,8 +122,7 @@ class _Publishing:
     def _publish(self, row: Publish) -> None:
         size = len(row.payload)
 
-        def confirmed(confirmation: Confirmation) -> None:
-            reason = confirmation.reason
+        def confirmed(reason: int) -> None:
             if reason in _OF_ONE:
                 self._refused.append(row.refused(Problem(*_OF_ONE[reason])))
             failed = reason >= _REFUSED_FROM and reason not in _OF_ONE
@@ -145,8 +143,7 @@ class _Publishing:
         if self._options.fail_on_bad_rows:
             raise ContractError(row.reason, remedy="fix the row, or set badRows=deadletter")
 
-        def confirmed(confirmation: Confirmation) -> None:
-            reason = confirmation.reason
+        def confirmed(reason: int) -> None:
             self._no_subscriber = self._no_subscriber or reason == _NO_SUBSCRIBERS
             self._pending.done(None if reason < _REFUSED_FROM else self._lost(row, reason), len(payload))
 

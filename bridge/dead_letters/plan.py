@@ -75,7 +75,7 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
         properties.pop(P_DEVICE, None)
     properties[P_REPLAYED] = str(letter.id)
     if mapper is not None:
-        return _remapped(letter, properties, settings, mapper)
+        return _remapped(letter, properties, mapper)
     if not letter.target:
         return Refusal(letter, "no rule named a topic for it: correct the rules and resend it with --remap")
     if letter.target == settings.system_topic(GROUP_COMMANDS_TOPIC):
@@ -121,9 +121,7 @@ def _command_problem(letter: DeadLetter, properties: Mapping[str, str], settings
     )
 
 
-def _remapped(
-    letter: DeadLetter, properties: dict[str, str], settings: PulsarSettings, mapper: Mapper
-) -> Replay | Refusal:
+def _remapped(letter: DeadLetter, properties: dict[str, str], mapper: Mapper) -> Replay | Refusal:
     if not letter.mqtt_topic:
         return Refusal(letter, "it was not an MQTT publish, so the rules cannot map it")
     try:
@@ -145,4 +143,4 @@ def _remapped(
         if value is not None:
             properties[name] = value
     properties[P_RULE] = route.rule
-    return Replay(letter, settings.readings_topic(route.local, route.namespace), route.key, folded_envelope(properties))
+    return Replay(letter, route.topic, route.key, folded_envelope(properties))

@@ -35,9 +35,9 @@ from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
 from bridge.ingest.sessions import SessionSlot, forget_session, store_session, stored_sessions
 from bridge.ingest.worker import check_loss, packet_limit
 from bridge.intake.flow import Reading
-from bridge.mqtt.client import Link
+from bridge.mqtt.client import Link, run
 from bridge.mqtt.refusals import subscriber, subscription_remedy
-from bridge.mqtt.types import Confirmation, Connected, Disconnected, LinkHandler, Message, Subscription
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.protocols.handler import Service
 from bridge.pulsar.acks import AckQueue
 from bridge.routing.sharding import Move, Remembered, plan_move
@@ -171,15 +171,8 @@ class _Connection(LinkHandler):
 
     def run(self, service: Service) -> bool:
         """Run until ``done``. Returns False if the service stops first."""
-        try:
-            while not self.done and not service.stopping.is_set():
-                self.link.turn(0.2)
-            if self.done:
-                self.link.turn(0.0)  # write the remaining output
-            return self.done
-        finally:
-            self.link.disconnect()
-            self.link.close()
+        run(self.link, lambda: self.done or service.stopping.is_set(), 0.2)
+        return self.done
 
     def on_connected(self, event: Connected) -> None:
         self.done = True
@@ -198,7 +191,7 @@ class _Subscribe(_Connection):
     ) -> None:
         super().__init__(session_settings)
         self.granted = dict(granted)
-        subscriptions = wanted_subscriptions(wanted, settings.ingest.qos, settings.ingest.retained)
+        subscriptions = wanted_subscriptions(wanted, settings.ingest)
         self._filters = SessionFilters(subscriptions, self.granted, optional=None, remember=self.granted.update)
 
     def on_connected(self, event: Connected) -> None:
@@ -274,11 +267,10 @@ class _Drain(_Connection):
         self._awaited_since = time.monotonic()
         self.link.publish(self.marker, self._token, confirmed=self._marked)
 
-    def _marked(self, confirmation: Confirmation) -> None:
-        if confirmation.reason >= 0x80:
+    def _marked(self, reason: int) -> None:
+        if reason >= 0x80:
             raise DeniedError(
-                f"the MQTT broker refused the marker of a session that is drained, {self.marker!r} (code "
-                f"{confirmation.reason:#x})",
+                f"the MQTT broker refused the marker of a session that is drained, {self.marker!r} (code {reason:#x})",
                 remedy=self.remedy,
             )
 

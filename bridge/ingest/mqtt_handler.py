@@ -36,7 +36,7 @@ class LinkRunner:
     not reach this thread. ``settings.mqtt`` is its connection, ``slot`` its session.
 
     ``alone`` means that the service has no other link: a refusal then ends it without a retry. The link's thread calls
-    ``ended`` with the error that ended it, None after a stop.
+    ``ended`` at its end, with the link.
     """
 
     def __init__(
@@ -47,11 +47,12 @@ class LinkRunner:
         slot: SessionSlot,
         *,
         alone: bool,
-        ended: Callable[[LinkRunner, BaseException | None], None],
+        ended: Callable[[LinkRunner], None],
     ) -> None:
         self.name = name
         self.worker: IngestWorker | None = None
         self.failure: BaseException | None = None
+        """The error that ended it, None while it runs and after a stop."""
         self._settings = settings
         self._service = service
         self._alone = alone
@@ -89,7 +90,7 @@ class LinkRunner:
         except BaseException as e:  # noqa: BLE001 the owner ends the service with it
             self.failure = e
             self._part.failed(str(e))
-        self._ended(self, self.failure)
+        self._ended(self)
 
     def _run_worker(self) -> None:
         worker = self._make_worker()
@@ -143,7 +144,7 @@ class LinkRunner:
             name=mqtt.client_id if self._alone else self.name,
             part=self._part,
             filters=SessionFilters(
-                wanted_subscriptions(filters, ingest.qos, ingest.retained),
+                wanted_subscriptions(filters, ingest),
                 granted,
                 optional=None if resume is None else resume.mqtt,
                 remember=self._remember,
@@ -201,8 +202,6 @@ class MqttHandler(ProtocolHandler):
         self.links: dict[str, LinkRunner] = {}
         self._settings = Settings()
         self._service: Service | None = None
-        self._ended: set[str] = set()
-        self._lock = threading.Lock()
 
     @property
     def protocol_name(self) -> str:
@@ -246,22 +245,20 @@ class MqttHandler(ProtocolHandler):
                     instance=other,
                 )
 
-    def _link_ended(self, link: LinkRunner, error: BaseException | None) -> None:
+    def _link_ended(self, link: LinkRunner) -> None:
         # On the link's thread. An unusable broker does not affect the others; the last one ends the service. With one
         # broker each of its sessions ends the service, because no other process would read it.
         assert self._service is not None
-        if error is None:
+        if link.failure is None:
             return
-        with self._lock:
-            self._ended.add(link.name)
-            last = len(self._ended) == len(self.links)
+        last = all(one.failure is not None for one in self.links.values())
         if last or not self._settings.ingest.links:
-            self._service.failed(error)
+            self._service.failed(link.failure)
         else:
             log.error(
                 "an MQTT link has ended for good, the others continue. Action: fix the named cause and restart",
                 link=link.name,
-                why=str(error),
+                why=str(link.failure),
             )
             self._service.changed()
 

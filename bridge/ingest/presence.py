@@ -68,11 +68,14 @@ class PresenceWriter:
         """Note a message of the device that arrived by the link just now."""
         seen_us = time.time_ns() // 1000
         with self._lock:
-            if self._waiting.has_room(device):
-                self._waiting.put(device, (seen_us, link))
-            else:
-                INGEST.counters["presence"].labels(link, "lost").inc()
+            self._keep(device, (seen_us, link))
         self._pending.set()
+
+    def _keep(self, device: str, note: tuple[int, str]) -> None:
+        if self._waiting.has_room(device):
+            self._waiting.put(device, note)
+        else:
+            INGEST.counters["presence"].labels(note[1], "lost").inc()
 
     def stop(self) -> None:
         """Stop writing; waiting records are dropped."""
@@ -96,21 +99,14 @@ class PresenceWriter:
                 self._tidy()
             except PulsebridgeError as e:
                 self._restart()
-                self._requeue(waiting)
+                with self._lock:
+                    for device, note in waiting.items():
+                        if device not in self._waiting:
+                            self._keep(device, note)
+                self._pending.set()
                 log.debug("presence records wait", devices=len(waiting), why=str(e))
                 self._stopping.wait(backoff_s(attempt, *_RETRY_S, 0.5))
                 attempt += 1
-
-    def _requeue(self, waiting: Mapping[str, tuple[int, str]]) -> None:
-        with self._lock:
-            for device, note in waiting.items():
-                if device in self._waiting:
-                    continue
-                if self._waiting.has_room(device):
-                    self._waiting.put(device, note)
-                else:
-                    INGEST.counters["presence"].labels(note[1], "lost").inc()
-        self._pending.set()
 
     def _write(self, waiting: Mapping[str, tuple[int, str]]) -> None:
         """Write one record for each device and wait for the receipts. Raises the first error."""

@@ -123,7 +123,7 @@ class IngestService:
             self.settings,
             pulsar.client,
             pulsar.admin,
-            mapper=Mapper.of(self.settings, pulsar.topics),
+            mapper=Mapper(self.settings, pulsar.topics),
             link=link,
             protocol=protocol,
             limit=limit,

@@ -7,13 +7,13 @@ lacks (H6). CONNACK's session-present flag and the filters of the last SUBACK sh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal
 
 import structlog
 
 from bridge.errors import DeniedError
 from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Subscription
+from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["SessionFilters", "wanted_subscriptions"]
@@ -21,17 +21,15 @@ __all__ = ["SessionFilters", "wanted_subscriptions"]
 log = structlog.get_logger("ingest")
 
 
-def wanted_subscriptions(
-    filters: Sequence[str], qos: int, retained: Literal["keep", "mark", "skip"]
-) -> tuple[Subscription, ...]:
+def wanted_subscriptions(filters: Sequence[str], ingest: IngestSettings) -> tuple[Subscription, ...]:
     """Return the subscriptions for ``filters``.
 
     The RETAIN flag distinguishes replayed from live messages only if the broker clears it on live ones. So Retain As
     Published is set only for ``keep``, which needs no distinction. Otherwise a live reading that a device publishes
     with RETAIN, as many do, would be skipped as a replayed one.
     """
-    handling = 2 if retained == "skip" else 1
-    return tuple(Subscription(f, qos, retained == "keep", handling) for f in filters)
+    handling = 2 if ingest.retained == "skip" else 1
+    return tuple(Subscription(f, ingest.qos, ingest.retained == "keep", handling) for f in filters)
 
 
 class SessionFilters:
@@ -57,10 +55,7 @@ class SessionFilters:
 
     def connected(self, *, session_present: bool) -> tuple[tuple[Subscription, ...], tuple[str, ...]]:
         """Return the filters to subscribe to and those to unsubscribe from on a new connection."""
-        known = self.granted or {}
-        if not session_present:
-            self._requested = self._wanted
-            return self._requested, ()
+        known = (self.granted or {}) if session_present else {}
         self._requested = tuple(s for s in self._wanted if known.get(s.filter) != s.qos)
         return self._requested, tuple(f for f in known if f not in self.names)
 

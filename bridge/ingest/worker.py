@@ -30,21 +30,12 @@ from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, Li
 from bridge.pulsar.acks import AckQueue
 from bridge.settings import Settings
 
-__all__ = ["Credit", "IngestWorker", "check_loss", "in_flight_limit", "packet_limit"]
+__all__ = ["Credit", "IngestWorker", "check_loss", "packet_limit"]
 
 log = structlog.get_logger("ingest")
 
 _MOST_CREDIT: Final = 65_535
 _PATIENCE_S: Final = 5.0
-
-
-def in_flight_limit(settings: Settings) -> int:
-    """Return the number of unstored messages at which reading stops.
-
-    It is twice the window. After a reconnect the broker resends a whole window while the former one is still in flight.
-    A third window waits in the socket.
-    """
-    return 2 * settings.ingest.limits.in_flight
 
 
 def packet_limit(settings: Settings) -> int:
@@ -133,7 +124,9 @@ class IngestWorker(LinkHandler):
         self.intake = make_intake(
             link=name,
             protocol=settings.mqtt.protocol,
-            limit=in_flight_limit(settings),
+            # After a reconnect the broker resends a whole window while the former one is still in flight. A third
+            # window waits in the socket.
+            limit=2 * settings.ingest.limits.in_flight,
             wake=self.link.wake,
         )
         self._part = part

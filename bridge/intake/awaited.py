@@ -1,7 +1,7 @@
 """An intake for protocol handlers whose connections run on an event loop.
 
-``await store(message)`` returns when Pulsar has stored the message. The loop's thread calls everything; Pulsar's
-threads only wake it. The handler decides the answer to its peer.
+``await take(message)`` returns when Pulsar has stored the message. The loop's thread calls everything; Pulsar's threads
+only wake it. The handler decides the answer to its peer.
 """
 
 from __future__ import annotations
@@ -87,10 +87,6 @@ class AwaitedIntake:
             self._waiting[reading] = None
             self._idle.clear()
         return reading.future
-
-    async def store(self, message: Message) -> Outcome:
-        """Accept a message and wait until it is stored. Raises SaturatedError if it is not accepted."""
-        return await self.take(message)
 
     # --- on the loop ---
 

@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import structlog
 
 from bridge.contract import (
+    DEAD_LETTERS_TOPIC,
     NOTE_PROBE,
     P_DEAD_NOTE,
     P_DEAD_REASON,
@@ -42,8 +43,9 @@ from bridge.pulsar.acks import Entry
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient, our_errors
 from bridge.pulsar.sending import Receipts, close_quietly
+from bridge.settings.ingest import IngestSettings
 
-__all__ = ["WAIT", "Blocking", "BlockingPolicy"]
+__all__ = ["Blocking"]
 
 log = structlog.get_logger("ingest")
 
@@ -52,24 +54,8 @@ _PROBE_S: Final = 10.0
 _ASKED_AT_ONCE: Final = 8
 
 
-class BlockingPolicy(NamedTuple):
-    """The policy for partitions that store nothing. ``owner`` is the worker's name in its blocks."""
-
-    deadletter: bool = False
-    blocked_s: float = 60.0
-    owner: str = "pulsebridge"
-
-    @property
-    def ask_every_s(self) -> float:
-        """Time between questions to Pulsar about one partition, in seconds."""
-        return max(0.5, min(self.blocked_s / 4, 5.0))
-
-
-WAIT: Final = BlockingPolicy()
-
-
 class Blocking:
-    """The blocked partitions of one worker.
+    """The blocked partitions of one worker, ``owner``.
 
     The loop calls ``retired`` when a partition's producer was removed, ``released`` when it is to be reopened. The
     pool calls ``remake`` with a topic that may not exist. ``background`` gets its results.
@@ -79,10 +65,10 @@ class Blocking:
         self,
         client: PulsarClient,
         admin: PulsarAdmin,
-        policy: BlockingPolicy,
+        ingest: IngestSettings,
         background: Background,
         *,
-        dead_letter_topic: str,
+        owner: str,
         retired: Callable[[Flow], None],
         released: Callable[[Flow], None],
         remake: Callable[[str], None],
@@ -90,8 +76,9 @@ class Blocking:
         self._client = client
         self._admin = admin
         self._store = BlockStore(admin)
-        self._policy = policy
-        self._dead_letter_topic = dead_letter_topic
+        self._deadletter = ingest.on_blocked == "deadletter"
+        self._blocked_s = float(ingest.blocked_after)
+        self._owner = owner
         self._retired = retired
         self._released = released
         self._remake = remake
@@ -111,15 +98,15 @@ class Blocking:
         if self._ending.is_set():
             return
         self.due = now + 0.5
-        asked, every_s = 0, self._policy.ask_every_s
+        asked, every_s = 0, max(0.5, min(self._blocked_s / 4, 5.0))
         for flow in flows.values():
             if flow.phase != "open":
                 continue
             flow.stall.looked(now, waiting=len(flow.unstored) > 0)
             if (
-                self._policy.deadletter
+                self._deadletter
                 and not flow.dead_letters
-                and flow.stall.blocked(now, self._policy.blocked_s)
+                and flow.stall.blocked(now, self._blocked_s)
                 and not flow.opening
             ):
                 flow.phase = "blocking"
@@ -216,11 +203,11 @@ class Blocking:
         self._report(partial(flow.stall.answered, good=good, why=why))
 
     def _block(self, flow: Flow, producer: Producer | None, oldest: Entry | None, why: str) -> None:
-        why = why or f"{flow.partition} stored nothing for {self._policy.blocked_s:g} s"
+        why = why or f"{flow.partition} stored nothing for {self._blocked_s:g} s"
         failure, closed = "", False
         try:
             self._probe(flow.partition, why)
-            self._ending.wait(min(5.0, self._policy.blocked_s))  # late receipts may still come
+            self._ending.wait(min(5.0, self._blocked_s))  # late receipts may still come
             if oldest is None or oldest.stored or self._ending.is_set():
                 failure = "it stores messages"
             else:
@@ -233,13 +220,14 @@ class Blocking:
         self._report(partial(self._is_blocked, flow, why, failure, closed))
 
     def _block_of(self, flow: Flow, state: Literal["blocked", "drained"], why: str) -> Block:
-        return Block(_number(flow.partition), self._policy.owner, state, time.time_ns() // 1000, why)
+        return Block(_number(flow.partition), self._owner, state, time.time_ns() // 1000, why)
 
     def _probe(self, partition: str, why: str) -> None:
         """Store a note in the dead letter topic. Raises PulsebridgeError if Pulsar does not store it."""
         properties = {P_DEAD_NOTE: NOTE_PROBE, P_DEAD_TOPIC: partition, P_DEAD_REASON: why}
         note = Reading(0, 0, 0.0, key="note", properties=properties)
-        producer = self._client.chunking_producer(partition_name(self._dead_letter_topic, 0), max_pending=2)
+        dead_letters = self._admin.settings.system_topic(DEAD_LETTERS_TOPIC)
+        producer = self._client.chunking_producer(partition_name(dead_letters, 0), max_pending=2)
         try:
             receipts = Receipts()
             with our_errors("writing a note to the dead letters"):
@@ -264,20 +252,20 @@ class Blocking:
             except PulsebridgeError as e:
                 log.debug("the blocks could not be read", topic=topic, why=str(e))
                 continue
-            states[topic] = {b.partition: b.state for b in blocks if b.client_id == self._policy.owner}
+            states[topic] = {b.partition: b.state for b in blocks if b.client_id == self._owner}
         self._report(partial(self._polled, names, states))
 
     def blocks_of(self, topic: str) -> dict[int, Block]:
         """Return this worker's blocks of a topic, by partition. It calls Pulsar: call it outside the loop."""
-        if not self._policy.deadletter and self._admin.settings.provision == "off":
+        if not self._deadletter and self._admin.settings.provision == "off":
             return {}
         try:
             found = self._store.load(topic)
         except DeniedError:
-            if self._policy.deadletter:
+            if self._deadletter:
                 raise
             return {}  # without the right to read blocks, this worker has stored none
-        return {b.partition: b for b in found if b.client_id == self._policy.owner}
+        return {b.partition: b for b in found if b.client_id == self._owner}
 
     def close(self) -> None:
         """Stop the threads. It waits for Pulsar."""

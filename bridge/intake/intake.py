@@ -24,13 +24,11 @@ import structlog
 from bridge.contract import DEAD_LETTERS_TOPIC, DEAD_MALFORMED, P_DEVICE, P_TOPIC, full_envelope
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.health import Health, Part
-from bridge.intake.blocking import BlockingPolicy
 from bridge.intake.flow import Reading, Stalled
 from bridge.intake.metrics import LinkMetrics
 from bridge.intake.partition_producers import PartitionProducers
-from bridge.intake.producer_opener import IdlePolicy
 from bridge.intake.targets import Target, Targets
-from bridge.mqtt.envelope import Envelope, from_push, size_of
+from bridge.mqtt.envelope import Envelope, from_push
 from bridge.mqtt.types import Message
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
@@ -96,15 +94,12 @@ class Intake:
         self.producers = PartitionProducers(
             client,
             admin,
+            settings.ingest,
+            owner=link,
             max_pending=limit + 1000,
-            dead_letter_topic=self._dead_topic,
             metrics=self.metrics,
             wake=wake,
             on_refused=self._refused,
-            policy=BlockingPolicy(
-                settings.ingest.on_blocked == "deadletter", settings.ingest.blocked_after, owner=link
-            ),
-            idle=IdlePolicy(settings.ingest.limits.producer_idle, settings.ingest.limits.producers),
         )
         self._turn_count = 0
         self._turn_bytes = 0
@@ -135,15 +130,14 @@ class Intake:
         for message in messages:
             topic, payload, qos, retain, dup, mid, properties, malformed = message
             target = cached(topic)
-            if target is not None and not malformed:
+            if isinstance(target, Target) and not malformed:
                 envelope, head, length = target.properties, target.head, len(payload)
-                size = length + target.text
                 if qos != 1 or retain or dup or properties is not None:
                     extra = extra_of(qos, retain, dup, properties)
                     envelope, head = {**envelope, **extra.properties}, head + extra.head
-                    size += extra.text
                     if extra.from_push or (retain and self._skip_retained):
                         target = None
+                size = length + len(head)
                 if size <= limit and target is not None:
                     reading = Reading(
                         epoch, mid, arrived, payload, target.topic, target.key, envelope, size, event_ms, head
@@ -176,11 +170,11 @@ class Intake:
         self._turn_count += 1
         self._turn_bytes += len(message.payload)
         targets = self._targets
-        target: Target | NoRoute | LeftOut | None = targets.cache.get(message.topic)
+        target: Target | NoRoute | LeftOut
         if message.malformed:
             self.metrics.counters["malformed"].inc()
-            target = NoRoute(f"{DEAD_MALFORMED}{message.malformed}", "")
-        elif target is None:
+            target = NoRoute(f"{DEAD_MALFORMED}{message.malformed}")
+        else:
             target = targets.of(message)
         asks = isinstance(target, Target) and target.topic == targets.resume_topic
         skip = message.retain and (self._skip_retained or asks)  # a retained request is not current
@@ -193,8 +187,7 @@ class Intake:
         reading.event_ms = time.time_ns() // 1_000_000
         if isinstance(target, NoRoute):
             reading.properties = targets.envelope.of(message, targets.envelope.of_topic(message.topic, None))
-            topic = self._settings.pulsar.readings_topic(target.local, target.namespace) if target.local else ""
-            self._dead_letter(reading, topic, target.reason)
+            self._dead_letter(reading, target.topic, target.reason)
             self.producers.put(reading)
         else:
             reading.properties = targets.envelope.of(message, target.properties)
@@ -202,14 +195,14 @@ class Intake:
                 targets.sighted(target.seen, reading.arrived)
                 target.seen.last_message = reading.arrived
             envelope, reading.key = reading.properties, target.key
-            size = size_of(reading.payload, target.key, envelope)
+            head = target.head if envelope is target.properties else head_of(target.key, envelope)
+            size = len(reading.payload) + len(head)
             if size > self._max_size:
                 why = f"payload, key and properties have {size} bytes, the limit is {self._max_size}"
                 self._dead_letter(reading, target.topic, why)
                 self.producers.put(reading)
             else:
-                reading.topic, reading.size = target.topic, size
-                reading.head = target.head if envelope is target.properties else head_of(target.key, envelope)
+                reading.topic, reading.size, reading.head = target.topic, size, head
                 target.flow = self.producers.put(reading, target.flow)
         self.in_flight += 1
         self.in_flight_bytes += reading.size + _READING_OVERHEAD
@@ -253,7 +246,7 @@ class Intake:
             )
         reading.topic = self._dead_topic
         reading.key = letter_key(device or mqtt_topic)
-        reading.size = size_of(reading.payload, reading.key, reading.properties)
+        reading.size = len(reading.payload) + len(head_of(reading.key, reading.properties))
 
     def _refused(self, reading: Reading, reason: str) -> None:
         """Dead-letter a message that Pulsar refused for good; the others of its partition continue."""
@@ -291,11 +284,13 @@ class Intake:
         self.metrics.gauges["in_flight_bytes"].set(self.in_flight_bytes)
         self.metrics.gauges["producers"].set(self.producers.producers)
         self.metrics.gauges["blocked_partitions"].set(self.producers.diverting)
-        mapper = self._targets.mapper
-        self.metrics.gauges["topics"].set(mapper.topics)
-        self.metrics.cache(mapper.misses, mapper.remembered)
-        if mapper.forgets(now):
-            self._targets.cache.clear()
+        targets = self._targets
+        self.metrics.gauges["topics"].set(targets.mapper.topics)
+        self.metrics.gauges["topic_cache_entries"].set(len(targets.cache))
+        self.metrics.counters["topic_cache_misses"].inc(targets.misses)
+        targets.misses = 0
+        if targets.mapper.forgets(now):
+            targets.cache.clear()
             self.producers.forget_resting()
         self._stalls.watch(now, age, self.producers.blocked, self.in_flight)
 

@@ -102,13 +102,6 @@ class LinkMetrics:
         """Counters with a second label, by name and its value."""
         self.gauges = {name: of.gauges[name].labels(link) for name in _GAUGES}
         self.store = of.store.labels(link)
-        self._misses = 0
-
-    def cache(self, misses: int, entries: int) -> None:
-        """Set the metrics of the route cache: its misses since its creation, and its entries."""
-        self.counters["topic_cache_misses"].inc(misses - self._misses)
-        self.gauges["topic_cache_entries"].set(entries)
-        self._misses = misses
 
 
 class SessionMetrics:

@@ -14,19 +14,20 @@ from typing import Any, Final
 import structlog
 
 from bridge.backoff import backoff_s
-from bridge.contract import base_topic, partition_name
+from bridge.contract import DEAD_LETTERS_TOPIC, base_topic, partition_name
 from bridge.contract.partitioning import partition_of
 from bridge.errors import PulsebridgeError, TerminatedError, TransientError
 from bridge.intake.background import Background
-from bridge.intake.blocking import WAIT, Blocking, BlockingPolicy
+from bridge.intake.blocking import Blocking
 from bridge.intake.flow import Flow, Producer, Reading, Stalled
 from bridge.intake.metrics import LinkMetrics
-from bridge.intake.producer_opener import KEEP, IdlePolicy, ProducerOpener, to_close
+from bridge.intake.producer_opener import ProducerOpener, to_close
 from bridge.intake.topics import RETRY_MAX_S, RETRY_MIN_S, Topics
 from bridge.pulsar.acks import Verdict
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.errors import as_our_error, name_of, names_a_message
+from bridge.settings.ingest import IngestSettings
 
 __all__ = ["PartitionProducers"]
 
@@ -39,23 +40,24 @@ class PartitionProducers:
     """Writes readings to Pulsar, in order for each partition, and reports the stored ones.
 
     ``wake`` makes the loop call ``turn``. ``on_refused`` gets a reading that Pulsar refuses for good, with the reason.
+    ``owner`` is the worker's name in its blocks.
     """
 
     def __init__(
         self,
         client: PulsarClient,
         admin: PulsarAdmin,
+        ingest: IngestSettings,
         *,
+        owner: str,
         max_pending: int,
-        dead_letter_topic: str,
         metrics: LinkMetrics,
         wake: Callable[[], None],
         on_refused: Callable[[Reading, str], None],
-        policy: BlockingPolicy = WAIT,
-        idle: IdlePolicy = KEEP,
     ) -> None:
+        self._limits = ingest.limits
         self._max_pending = max_pending
-        self._dead_letter_topic = dead_letter_topic
+        self._dead_letter_topic = admin.settings.system_topic(DEAD_LETTERS_TOPIC)
         self._metrics = metrics
         self._wake = wake
         self._on_refused = on_refused
@@ -63,7 +65,6 @@ class PartitionProducers:
         self._dirty: set[Flow] = set()
         self._closed: list[Flow] = []
         self._receipts: deque[tuple[Flow, int, Reading, Any]] = deque()
-        self._idle = idle
         self._look_at_idle = 0.0
         self._diverted: set[Flow] = set()
         background = Background(_OPENERS, "ingest-producer", wake)
@@ -71,7 +72,6 @@ class PartitionProducers:
             client,
             admin,
             background,
-            dead_letter_topic=dead_letter_topic,
             blocks_of=lambda topic: self._blocking.blocks_of(topic),
             put=self.put,
             on_refused=on_refused,
@@ -86,9 +86,9 @@ class PartitionProducers:
         self._blocking = Blocking(
             client,
             admin,
-            policy,
+            ingest,
             background,
-            dead_letter_topic=dead_letter_topic,
+            owner=owner,
             retired=self._retired,
             released=self._released,
             remake=self.topics.recreate,
@@ -156,7 +156,7 @@ class PartitionProducers:
             self._send(flow)
         self._dirty.clear()
         if now >= self._look_at_idle and not self._opener.closing:
-            self._look_at_idle = now + min(1.0, self._idle.idle_s / 4)
+            self._look_at_idle = now + min(1.0, self._limits.producer_idle / 4)
             self._close_idle(now)
         return stored
 
@@ -289,7 +289,7 @@ class PartitionProducers:
         opened = [p for p in self._flows.values() if p.producer is not None]
         idle = ((p.used, p) for p in opened if p.unstored.open and p.phase == "open" and not len(p.unstored))
         old: list[Producer] = []
-        for flow in to_close(idle, len(opened), now, self._idle):
+        for flow in to_close(idle, len(opened), now, self._limits.producer_idle, self._limits.producers):
             assert flow.producer is not None
             old.append(flow.producer)
             flow.unstored.failed(flow.unstored.generation, refused=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from bridge.contract import base_topic
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminatedError
@@ -17,7 +17,7 @@ from bridge.intake.flow import Flow, Producer
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.sending import close_quietly
 
-__all__ = ["AT_ONCE", "KEEP", "REST_S", "IdlePolicy", "ProducerOpener", "to_close"]
+__all__ = ["AT_ONCE", "REST_S", "ProducerOpener", "to_close"]
 
 T = TypeVar("T")
 
@@ -28,26 +28,17 @@ AT_ONCE: Final = 100
 """Most producers that are closed at once; the others follow."""
 
 
-class IdlePolicy(NamedTuple):
-    """Producers close after ``idle_s`` seconds without a message, or earlier beyond ``most`` open ones."""
-
-    idle_s: float
-    most: int
-
-
-KEEP: Final = IdlePolicy(float("inf"), 1 << 62)
-
-
-def to_close(idle: Iterable[tuple[float, T]], opened: int, now: float, policy: IdlePolicy) -> list[T]:
+def to_close(idle: Iterable[tuple[float, T]], opened: int, now: float, idle_s: float, most: int) -> list[T]:
     """Return the producers to close, least recently used first.
 
     ``idle`` are those without unconfirmed messages, each with the time of its last message; ``opened`` counts all.
+    They close after ``idle_s`` seconds without a message, or earlier beyond ``most`` open ones.
     """
-    surplus = opened - policy.most
-    rest_s = min(REST_S, policy.idle_s)
+    surplus = opened - most
+    rest_s = min(REST_S, idle_s)
     found: list[T] = []
     for used, one in sorted(idle, key=lambda each: each[0]):
-        if len(found) == AT_ONCE or now - used < (rest_s if len(found) < surplus else policy.idle_s):
+        if len(found) == AT_ONCE or now - used < (rest_s if len(found) < surplus else idle_s):
             break
         found.append(one)
     return found

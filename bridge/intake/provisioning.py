@@ -86,15 +86,10 @@ def _namespace_problems(admin: PulsarAdmin) -> list[str]:
 
 
 def known_topics(admin: PulsarAdmin) -> list[str]:
-    """Return the local names of the readings topics, with ``tenant/namespace/`` in further namespaces.
-
-    The list is empty if ``pulsar.provision`` is off.
-    """
+    """Return the full names of the existing readings topics; none if ``pulsar.provision`` is off."""
     if admin.settings.provision == "off":
         return []
-    usual, *others = admin.settings.readings_namespaces
-    found = [t.rsplit("/", 1)[1] for t in admin.topics(usual)]
-    return found + [f"{name}/{t.rsplit('/', 1)[1]}" for name in others for t in admin.topics(name)]
+    return [topic for namespace in admin.settings.readings_namespaces for topic in admin.topics(namespace)]
 
 
 def quota_of(stats: dict[str, Any]) -> tuple[int, int]:
@@ -142,7 +137,7 @@ def _problems_of(admin: PulsarAdmin, topic: str) -> list[str]:
 
 def verify_topics(admin: PulsarAdmin) -> None:
     """Check the policies of each existing readings topic. Raises TerminalError with those that lose messages."""
-    topics = [topic for namespace in admin.settings.readings_namespaces for topic in admin.topics(namespace)]
+    topics = known_topics(admin)
     with ThreadPoolExecutor(8, thread_name_prefix="topic-policies") as pool:
         problems = [p for found in pool.map(lambda t: _problems_of(admin, t), topics) for p in found]
     if problems:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from bridge.bounded_map import BoundedMap
 from bridge.contract import RESUME_TOPIC
-from bridge.mqtt.envelope import Envelope, size_of
+from bridge.mqtt.envelope import Envelope
 from bridge.mqtt.types import Message
 from bridge.pulsar.wire.batches import head_of
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
@@ -98,14 +98,13 @@ class Sightings:
 class Target:
     """The Pulsar topic of one MQTT topic's messages, and the data that they share."""
 
-    __slots__ = ("flow", "head", "key", "properties", "seen", "text", "topic")
+    __slots__ = ("flow", "head", "key", "properties", "seen", "topic")
 
     def __init__(self, topic: str, key: str, properties: dict[str, str], seen: Sighting | None) -> None:
         self.topic = topic
         """Full name of the Pulsar topic."""
         self.key = key
         self.properties = properties
-        self.text = size_of(b"", key, properties)
         self.head = head_of(key, properties)
         self.flow: Any = None
         """The result of ``PartitionProducers.put`` for the last message."""
@@ -113,18 +112,29 @@ class Target:
         """The presence of their device, None without a device or presence records."""
 
 
+Known: TypeAlias = Target | NoRoute | LeftOut | PerMessage | ResumeAsked
+"""What the first message of an MQTT topic shows: the target of all, or how to find that of each."""
+
+
 class Targets:
     """The targets of one link. ``alive`` is called with a device whose message requires a presence record."""
 
     def __init__(
-        self, settings: Settings, mapper: Mapper, envelope: Envelope, alive: Callable[[str], None] | None
+        self,
+        settings: Settings,
+        mapper: Mapper,
+        envelope: Envelope,
+        alive: Callable[[str], None] | None,
+        *,
+        cache_bytes: int = _CACHE_BYTES,
     ) -> None:
         self.mapper = mapper
         self.envelope = envelope
-        self.cache: BoundedMap[Target] = BoundedMap(_CACHE_BYTES, each=768, copies=5)
-        """The targets by MQTT topic, without those that depend on the message."""
+        self.cache: BoundedMap[Known] = BoundedMap(cache_bytes, each=768, copies=5)
+        """What is known of the messages of an MQTT topic."""
+        self.misses = 0
+        """Messages whose topic was not in the cache, since the owner set it to 0."""
         self.resume_topic = settings.pulsar.system_topic(RESUME_TOPIC)
-        self._readings_topic = settings.pulsar.readings_topic
         every_s = settings.ingest.presence_interval
         self._sightings = Sightings(every_s) if every_s and alive is not None else None
         self._alive = alive
@@ -137,21 +147,28 @@ class Targets:
             self._alive(seen.device)
 
     def of(self, message: Message) -> Target | NoRoute | LeftOut:
-        """Return the target of an uncached topic, or of a message with its own route."""
+        """Return the target of a message. The first message of a topic decides those of the others."""
         topic = message.topic
-        route = self.mapper.route(topic)
-        if isinstance(route, ResumeAsked):
-            envelope = self.envelope.of_topic(topic, Route("resume", RESUME_TOPIC, route.device, route.device, None))
-            return Target(self.resume_topic, route.device, envelope, None)
-        fixed = isinstance(route, Route)
-        if isinstance(route, PerMessage):
-            route = route.of(message.payload, () if message.properties is None else message.properties.user)
-        if not isinstance(route, Route):
-            return route
-        known = self._sightings is not None and route.device is not None
-        seen = self._sightings.of(route.device) if known else None  # type: ignore[union-attr, arg-type]
-        full = self._readings_topic(route.local, route.namespace)
-        target = Target(full, route.key, self.envelope.of_topic(topic, route), seen)
-        if fixed and len(topic) <= _LONGEST_CACHED:
-            self.cache.put(topic, target)
-        return target
+        known = self.cache.get(topic)
+        if known is None:
+            self.misses += 1
+            outcome = self.mapper.route(topic)
+            known = self._target(topic, outcome) if isinstance(outcome, Route) else outcome
+            if len(topic) <= _LONGEST_CACHED:
+                self.cache.put(topic, known)
+        if isinstance(known, PerMessage):
+            user = () if message.properties is None else message.properties.user
+            route = known.of(message.payload, user)
+            return self._target(topic, route) if isinstance(route, Route) else route
+        if isinstance(known, ResumeAsked):
+            envelope = self.envelope.of_topic(
+                topic, Route("resume", self.resume_topic, known.device, known.device, None)
+            )
+            return Target(self.resume_topic, known.device, envelope, None)
+        return known
+
+    def _target(self, topic: str, route: Route) -> Target:
+        seen = None
+        if self._sightings is not None and route.device is not None:
+            seen = self._sightings.of(route.device)
+        return Target(route.topic, route.key, self.envelope.of_topic(topic, route), seen)

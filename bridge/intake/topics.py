@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from bridge.backoff import backoff_s
-from bridge.contract import COMMANDS_TOPIC, RESUME_TOPIC
+from bridge.contract import COMMANDS_TOPIC, DEAD_LETTERS_TOPIC, RESUME_TOPIC
 from bridge.dead_letters.blocks import Block
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TerminalError
 from bridge.intake.background import Background
@@ -53,7 +53,6 @@ class Topics:
         admin: PulsarAdmin,
         background: Background,
         *,
-        dead_letter_topic: str,
         blocks_of: Callable[[str], dict[int, Block]],
         put: Callable[[Reading], object],
         on_refused: Callable[[Reading, str], None],
@@ -63,7 +62,7 @@ class Topics:
         self._client = client
         self._admin = admin
         self._background = background
-        self._dead_letter_topic = dead_letter_topic
+        self._dead_letter_topic = admin.settings.system_topic(DEAD_LETTERS_TOPIC)
         self._blocks_of = blocks_of
         self._put = put
         self._on_refused = on_refused

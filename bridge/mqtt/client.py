@@ -28,19 +28,11 @@ from bridge.mqtt.keepalive import KeepAlive, Reconnects
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
-from bridge.mqtt.types import (
-    Confirmation,
-    Connected,
-    Disconnected,
-    LinkHandler,
-    PublishProperties,
-    Subscription,
-    Will,
-)
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishProperties, Subscription
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["Link", "LinkHandler"]
+__all__ = ["Link", "LinkHandler", "run"]
 
 _FILLS: Final = 4
 """Maximum reads of the socket in one turn, so that acknowledgements are not delayed."""
@@ -69,7 +61,6 @@ class Link:
         persistent: bool = True,
         receive_maximum: int = 65535,
         window: int = 65535,
-        will: Will | None = None,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
@@ -89,7 +80,7 @@ class Link:
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = Poller()
-        self._dial = partial(_dial, self.settings, persistent=persistent, will=will, max_packet_bytes=max_packet_bytes)
+        self._dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
 
     @property
     def client_id(self) -> str:
@@ -106,14 +97,18 @@ class Link:
         qos: int = 1,
         retain: bool = False,
         properties: PublishProperties | None = None,
-        confirmed: Callable[[Confirmation], None] | None = None,
+        confirmed: Callable[[int], None] | None = None,
         sent: Callable[[], None] | None = None,
     ) -> None:
         """Queue a publish. The loop thread calls ``sent`` each time that it is sent, ``confirmed`` at its end.
 
-        The caller bounds the queue. Properties are left out before MQTT 5. A publish that MQTT cannot encode, because
-        a text is not UTF-8 or too long, is confirmed with 0x83. Raises ValueError for a topic that is empty, too long
-        or not UTF-8, or has a wildcard.
+        The argument of ``confirmed`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message
+        (0x10: it has no subscriber), from 0x80 on it refused. Always 0 before MQTT 5, and at QoS 0, which only confirms
+        that the socket got the packet. 0x83 for a publish that MQTT cannot encode, because a text is not UTF-8 or too
+        long.
+
+        The caller bounds the queue. Properties are left out before MQTT 5. Raises ValueError for a topic that is empty,
+        too long or not UTF-8, or has a wildcard.
         """
         if not topic or "+" in topic or "#" in topic or "\0" in topic or len(topic.encode()) > 65535:
             raise ValueError(f"not a topic to publish to: {topic[:80]!r}")
@@ -207,7 +202,7 @@ class Link:
 
     def _take_connack(self, reason: int, granted: Connected) -> None:
         if reason >= FAILED_FROM:
-            self._lose(refused(packets.reason_name(reason), reason, self.settings, self.client_id))
+            self._lose(refused(reason, self.settings))
             return
         self.epoch += 1
         self.connected = True
@@ -283,7 +278,6 @@ class Link:
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         """Send one SUBSCRIBE; ``on_subscribed`` gets the answer."""
-        self._reader.asked_qos = max(self._reader.asked_qos, *(s.qos for s in subscriptions))
         if self._sock is not None:
             mid = self._outbox.request_mid(len(subscriptions))
             self._sock.send(packets.subscribe_packet(mid, subscriptions, mqtt5=self._reader.mqtt5))
@@ -342,21 +336,27 @@ class Link:
             except ValueError:
                 # It was not sent and never will be. It must not close the connection that the others need.
                 if outgoing.confirmed is not None:
-                    outgoing.confirmed(Confirmation(_IMPLEMENTATION, 0, self.epoch))
+                    outgoing.confirmed(_IMPLEMENTATION)
                 continue
             sock.send(packet)
             self._outbox.sent(mid, outgoing)
             if not mid and outgoing.confirmed is not None:
-                outgoing.confirmed(Confirmation(0, 0, self.epoch))
+                outgoing.confirmed(0)
 
 
-def _dial(
-    settings: MqttSettings, receive_maximum: int, *, persistent: bool, will: Will | None, max_packet_bytes: int
-) -> BufferedSocket:
+def run(link: Link, over: Callable[[], bool], timeout: float = 1.0) -> None:
+    """Take turns until it is ``over``, then disconnect and close the link."""
+    try:
+        while not over():
+            link.turn(timeout)
+    finally:
+        link.disconnect()
+        link.close()
+
+
+def _dial(settings: MqttSettings, receive_maximum: int, *, persistent: bool, max_packet_bytes: int) -> BufferedSocket:
     """Return a socket to the broker on which CONNECT was sent. Raises as ``dialled``, and ValueError."""
-    packet = packets.connect_packet(
-        settings, settings.client_id, persistent=persistent, will=will, receive_maximum=receive_maximum
-    )
+    packet = packets.connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum)
     sock = dialled(settings, max_packet_bytes)
     sock.send(packet)
     sock.flush()

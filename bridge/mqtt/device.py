@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from bridge.errors import DeniedError, PulsebridgeError, TransientError
-from bridge.mqtt.client import Link
+from bridge.mqtt.client import Link, run
 from bridge.mqtt.refusals import subscriber
-from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription, Will
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, Message, Subscription
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["DeviceClient", "probe", "try_subscribing"]
@@ -33,9 +33,8 @@ class DeviceClient(LinkHandler):
         on_message: Callable[[Message], None] | None = None,
         persistent: bool = False,
         window: int = 1000,
-        will: Will | None = None,
     ) -> None:
-        self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window, will=will)
+        self.link = Link(settings, self, client_id=client_id, persistent=persistent, window=window)
         self.publish = self.link.publish
         self.connections = 0
         """How often a CONNACK accepted us."""
@@ -124,12 +123,7 @@ class DeviceClient(LinkHandler):
 
     def _run(self) -> None:
         try:
-            try:
-                while not self._stopping.is_set():
-                    self.link.turn()
-            finally:
-                self.link.disconnect()
-                self.link.close()
+            run(self.link, self._stopping.is_set)
         except BaseException as e:
             self.failure = e
             if not isinstance(e, PulsebridgeError):
@@ -201,12 +195,7 @@ class _Probe(LinkHandler):
     def run(self, timeout: float = math.inf) -> None:
         """Connect and subscribe, until there is an answer to both."""
         until = time.monotonic() + timeout
-        try:
-            while not self._done and time.monotonic() < until:
-                self._link.turn(0.1)
-        finally:
-            self._link.disconnect()
-            self._link.close()
+        run(self._link, lambda: self._done or time.monotonic() >= until, 0.1)
 
     def on_connected(self, event: Connected) -> None:
         """Subscribe at QoS 0, without retained messages."""

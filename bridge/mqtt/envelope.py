@@ -33,7 +33,7 @@ from bridge.mqtt.types import Message, PublishProperties
 from bridge.pulsar.wire.batches import head_of
 from bridge.routing.mapper import Route
 
-__all__ = ["Envelope", "Extra", "from_push", "message_of", "size_of"]
+__all__ = ["Envelope", "Extra", "from_push", "message_of"]
 
 
 def from_push(properties: PublishProperties | None) -> bool:
@@ -43,7 +43,7 @@ def from_push(properties: PublishProperties | None) -> bool:
 
 _EXTRAS: Final = 16_384
 _LONG: Final = 512
-"""Longer extras, in characters, are not cached, so that the cache stays small (H10)."""
+"""Longer extras, in bytes, are not cached, so that the cache stays small (H10)."""
 
 
 class Extra(NamedTuple):
@@ -53,8 +53,6 @@ class Extra(NamedTuple):
     """Must not be changed, because messages share them."""
     head: bytes
     """The same, encoded (see ``head_of``)."""
-    text: int
-    """The bytes that they add to the message's size, as ``size_of`` counts."""
     from_push: bool
 
 
@@ -91,8 +89,8 @@ class Envelope:
         found = self._extras.get(facts)
         if found is None:
             own = self._own(qos, retain, dup, properties)
-            found = Extra(own, head_of("", own), size_of(b"", "", own), from_push(properties))
-            if found.text <= _LONG:
+            found = Extra(own, head_of("", own), from_push(properties))
+            if len(found.head) <= _LONG:
                 if len(self._extras) >= _EXTRAS:
                     self._extras.clear()  # extras in use soon return to the cache
                 self._extras[facts] = found
@@ -176,11 +174,3 @@ def message_of(payload: bytes, envelope: Mapping[str, str]) -> Message:
         0,
         None if properties == PublishProperties() else properties,
     )
-
-
-def size_of(payload: bytes, key: str, properties: dict[str, str]) -> int:
-    """Return the bytes that count against Pulsar's limit: payload, key and properties, rounded up for text."""
-    text = len(key) + sum(map(len, properties)) + sum(map(len, properties.values()))
-    if text > 1024:  # the exact count is costly; small texts fit the reserve with any characters
-        text = len(key.encode()) + sum(len(n) + len(v.encode()) for n, v in properties.items())
-    return len(payload) + text

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.mqtt.packets import MalformedError
-from bridge.mqtt.types import Confirmation, PublishProperties
+from bridge.mqtt.types import PublishProperties
 
 __all__ = ["Outbox", "Outgoing"]
 
@@ -29,7 +29,7 @@ class Outgoing:
     qos: int
     retain: bool
     properties: PublishProperties | None
-    confirmed: Callable[[Confirmation], None] | None
+    confirmed: Callable[[int], None] | None
     sent: Callable[[], None] | None = None
 
 

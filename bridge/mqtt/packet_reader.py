@@ -15,7 +15,7 @@ from bridge.mqtt.buffered_socket import BufferedSocket
 from bridge.mqtt.outbox import Outbox
 from bridge.mqtt.packets import NAMES, MalformedError, short_packet
 from bridge.mqtt.publishes import BAD, MORE, PublishDecoder, packet_length
-from bridge.mqtt.types import Confirmation, Connected, Message
+from bridge.mqtt.types import Connected, Message
 
 __all__ = ["FAILED_FROM", "Broken", "ExactlyOnce", "Packet", "PacketReader"]
 
@@ -106,8 +106,6 @@ class PacketReader:
     def __init__(self, client_id: str, protocol: str, outbox: Outbox) -> None:
         self.exactly_once = ExactlyOnce()
         self.mqtt5 = protocol == "5"
-        self.asked_qos = 0
-        """The highest QoS of all subscriptions."""
         self._client_id = client_id
         self._protocol = protocol
         self._outbox = outbox
@@ -153,12 +151,11 @@ class PacketReader:
         self._decoder.met_qos_2 = False
         found, repeated = self.exactly_once.arrived(found)
         sock.send(b"".join(short_packet(packets.PUBREC, mid) for mid in repeated))
-        if self.asked_qos < 2:
-            log.warning(
-                "the MQTT broker sends QoS 2 on a subscription of a lower QoS, no message is lost. Action: none",
-                client_id=self._client_id,
-                shown=1,
-            )
+        log.warning(  # nothing of ours subscribes at QoS 2
+            "the MQTT broker sends QoS 2 on a subscription of a lower QoS, no message is lost. Action: none",
+            client_id=self._client_id,
+            shown=1,
+        )
         return found
 
     def _other(self, sock: BufferedSocket, length: int, epoch: int) -> Packet | Broken | None:
@@ -187,10 +184,10 @@ class PacketReader:
             return Broken(f"a malformed {name}: {e}")
         sock.consumed(sock.at + length)
         if packets.PUBACK <= kind <= packets.PUBCOMP:
-            self._acknowledged(sock, kind, mid, reason, epoch)
+            self._acknowledged(sock, kind, mid, reason)
         return packet
 
-    def _acknowledged(self, sock: BufferedSocket, kind: int, mid: int, reason: int, epoch: int) -> None:
+    def _acknowledged(self, sock: BufferedSocket, kind: int, mid: int, reason: int) -> None:
         if kind == packets.PUBREL:
             self.exactly_once.released(mid)
             sock.send(short_packet(packets.PUBCOMP, mid))  # also for an unknown one (MQTT-4.3.3-11)
@@ -200,4 +197,4 @@ class PacketReader:
         else:
             ended = self._outbox.confirmed(mid, reason)
             if ended is not None and ended[0].confirmed is not None:
-                ended[0].confirmed(Confirmation(ended[1], mid, epoch))
+                ended[0].confirmed(ended[1])

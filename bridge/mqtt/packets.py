@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.mqtt.types import Connected, PublishProperties, Subscription, Will
+from bridge.mqtt.types import Connected, PublishProperties, Subscription
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = [
@@ -349,25 +349,14 @@ def _numbers(body: bytes) -> dict[int, int]:
     return found
 
 
-def connect_packet(
-    settings: MqttSettings,
-    client_id: str,
-    *,
-    persistent: bool,
-    will: Will | None = None,
-    receive_maximum: int = 65_535,
-) -> bytes:
+def connect_packet(settings: MqttSettings, *, persistent: bool, receive_maximum: int) -> bytes:
     """Return CONNECT (MQTT 5, 3.1) with the current credentials.
 
     Raises ValueError if a text is too long for MQTT or not UTF-8.
     """
     user, password = settings.credentials()
     flags = 0 if persistent else 0x02
-    payload = text_bytes(client_id)
-    if will is not None:
-        flags |= 0x04 | will.qos << 3 | will.retain << 5
-        payload += (b"\0" if settings.protocol == "5" else b"") + text_bytes(will.topic)
-        payload += text_bytes(will.payload)
+    payload = text_bytes(settings.client_id)
     if user is not None:
         flags |= 0x80
         payload += text_bytes(user)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from bridge.errors import ConfigError
+from bridge.mqtt.packets import reason_name
 from bridge.mqtt.types import Disconnected
 from bridge.settings.mqtt import MqttSettings
 from bridge.tls import handshake_problem
@@ -15,7 +16,6 @@ from bridge.tls import handshake_problem
 __all__ = [
     "AT_ONCE_S",
     "NOT_AUTHORIZED",
-    "connect_remedy",
     "not_connected",
     "perhaps_for_a_packet",
     "refused",
@@ -56,21 +56,17 @@ def not_connected(error: Exception, settings: MqttSettings) -> Disconnected:
     return Disconnected(0, f"connecting to {where}: {error}")
 
 
-def refused(named: str, reason: int, settings: MqttSettings, client_id: str) -> Disconnected:
-    """Return the loss that follows a CONNACK with ``reason``, whose name is ``named``."""
-    return Disconnected(
-        0,
-        f"the MQTT broker at {settings.host}:{settings.port} refused the connection: {named}",
-        reason,
-        refused=True,
-        remedy=connect_remedy(reason, settings, client_id),
-    )
+def refused(reason: int, settings: MqttSettings) -> Disconnected:
+    """Return the loss that follows a CONNACK with ``reason``."""
+    why = f"the MQTT broker at {settings.host}:{settings.port} refused the connection: {reason_name(reason)}"
+    return Disconnected(0, why, reason, remedy=_connect_remedy(reason, settings))
 
 
-def connect_remedy(reason: int, settings: MqttSettings, client_id: str) -> str | None:
+def _connect_remedy(reason: int, settings: MqttSettings) -> str | None:
     """Return the necessary change after a CONNACK with ``reason``, None if a retry can succeed."""
     if reason in _PASSING:
         return None
+    client_id = settings.client_id
     credentials = (
         "it requires credentials: set mqtt.username and mqtt.password (or password_file), or a client certificate"
         if settings.username is None

@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 __all__ = [
     "DISCONNECT_TAKEN_OVER",
-    "Confirmation",
     "Connected",
     "Disconnected",
     "LinkHandler",
     "Message",
     "PublishProperties",
     "Subscription",
-    "Will",
 ]
 
 DISCONNECT_TAKEN_OVER = 0x8E
@@ -89,42 +87,17 @@ class Connected:
 class Disconnected:
     """The end of a connection, or of an attempt: ``epoch`` is 0 if no CONNACK accepted us.
 
-    ``reason`` is the MQTT 5 reason code if the broker sent one, else None. ``refused`` marks a CONNACK that refused us,
-    ``closed_by_peer`` a connection that the other side closed without a DISCONNECT. Neither is set if we closed it:
-    for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
+    ``reason`` is the MQTT 5 reason code if the broker sent one, in DISCONNECT or in the CONNACK that refused us, else
+    None. ``closed_by_peer`` marks a connection that the other side closed without a DISCONNECT. Neither is set if we
+    closed it: for a packet that we cannot read (``why`` names its type), a silence, or because a caller dropped it.
     """
 
     epoch: int
     why: str
     reason: int | None = None
-    refused: bool = False
     closed_by_peer: bool = False
     remedy: str | None = None
     """The change without which a retry cannot succeed: credentials, certificates. None if it can."""
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmation:
-    """The end of one publish of ours.
-
-    ``reason`` is PUBACK's reason code (MQTT 5, 3.4.2.1): below 0x80 the broker has the message (0x10: it has no
-    subscriber), from 0x80 on it refused. Always 0 before MQTT 5, and at QoS 0, which only confirms that the socket got
-    the packet. ``mid`` is the packet identifier, ``epoch`` the connection.
-    """
-
-    reason: int
-    mid: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Will:
-    """The message that the broker publishes for us if the connection is lost without DISCONNECT."""
-
-    topic: str
-    payload: bytes = b""
-    qos: int = 1
-    retain: bool = False
 
 
 class LinkHandler:

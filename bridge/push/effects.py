@@ -20,7 +20,7 @@ from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.packets import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
-from bridge.mqtt.types import Confirmation, Disconnected
+from bridge.mqtt.types import Disconnected
 from bridge.push.actions import (
     Ack,
     Action,
@@ -304,9 +304,9 @@ class Effects:
     def _sent(self, number: int) -> None:
         self._core.flights.sent(number, time.time_ns() // 1000)
 
-    def _confirmed(self, push: Push, topic: str, confirmation: Confirmation) -> None:
-        self.trace(Confirmed(push.position, confirmation.reason))
-        if confirmation.reason == NOT_AUTHORIZED:
+    def _confirmed(self, push: Push, topic: str, reason: int) -> None:
+        self.trace(Confirmed(push.position, reason))
+        if reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "
                 f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
@@ -314,9 +314,9 @@ class Effects:
                 partition=self._log.partition,
                 shown=1,
             )
-        if confirmation.reason >= 0x80 or confirmation.reason == NO_SUBSCRIBERS:
+        if reason >= 0x80 or reason == NO_SUBSCRIBERS:
             self._metrics.counters["refused"].inc()
         else:
             reach("after_puback")
-        self._core.confirmed(push.number, confirmation.reason, time.time_ns() // 1000)
+        self._core.confirmed(push.number, reason, time.time_ns() // 1000)
         self._hand_on()

@@ -19,7 +19,7 @@ from bridge.errors import DeniedError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber, subscription_remedy
-from bridge.mqtt.types import Confirmation, Message, PublishProperties, Subscription
+from bridge.mqtt.types import Message, PublishProperties, Subscription
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
 from bridge.push.metrics import PushMetrics
@@ -134,14 +134,14 @@ class Inbound:
         else:
             self._log_settlement()
 
-    def _asked(self, confirmation: Confirmation) -> None:
-        refused = confirmation.reason >= _REFUSED
-        self.reports_absence = confirmation.reason == NO_SUBSCRIBERS
+    def _asked(self, reason: int) -> None:
+        refused = reason >= _REFUSED
+        self.reports_absence = reason == NO_SUBSCRIBERS
         if self._core is not None:
             # It does not show that the broker accepts other commands (H34): it comes first on each connection.
             # If it is refused, what the broker reported for a command counts: else no parked device would be probed.
             self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven)
-        self._log_settlement(refused=confirmation.reason if refused else 0)
+        self._log_settlement(refused=reason if refused else 0)
         self._changed()
 
     def _log_settlement(self, *, refused: int = 0) -> None:

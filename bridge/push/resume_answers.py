@@ -26,7 +26,7 @@ from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet, subscriber
-from bridge.mqtt.types import Confirmation, Disconnected, PublishProperties
+from bridge.mqtt.types import Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
 from bridge.push.device_protocol import PositionTags, answer_payload, read_from, refusal
@@ -199,8 +199,8 @@ class Answers:
         )
         self._end(answer)
 
-    def _confirmed(self, answer: _Answer, confirmation: Confirmation) -> None:
-        if confirmation.reason == NOT_AUTHORIZED:
+    def _confirmed(self, answer: _Answer, reason: int) -> None:
+        if reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker refuses the answers to resume requests. Action: allow "
                 f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",

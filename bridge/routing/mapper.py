@@ -13,18 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from bridge.bounded_map import BoundedMap
-from bridge.contract import MOVES_TOPIC
-from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, name_problem
+from bridge.contract import MOVES_TOPIC, namespace_of
+from bridge.contract.names import name_problem
 from bridge.errors import ConfigError
 from bridge.routing.message_fields import MissingField, read_fields
 from bridge.routing.patterns import matcher
 from bridge.routing.rules import (
+    DEFAULT,
     CompiledRule,
     compile_rules,
-    default_rule,
     mapping_problems,
-    namespaces_of,
     resume_filter,
 )
 from bridge.routing.templates import MAX_LOCAL_NAME
@@ -32,7 +30,6 @@ from bridge.routing.topic_budget import TopicBudget
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
-    from bridge.settings.ingest import IngestSettings
     from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
@@ -49,29 +46,24 @@ __all__ = [
 _MAX_MQTT_TOPIC: Final = 65_535
 """Maximum length of an MQTT topic, in bytes (MQTT 5, 1.5.4)."""
 
-_CACHE_BYTES: Final = 64 * 1024 * 1024
-"""Approximate limit of the cache of routes, because topics have up to 65,535 bytes (H10)."""
-
 
 class Route(NamedTuple):
     """The target of a message. ``device`` and ``command_topic`` are None if the rule names none."""
 
     rule: str
-    local: str
-    """Local name of the Pulsar topic in its namespace."""
+    topic: str
+    """Full name of the Pulsar topic."""
     key: str
     device: str | None
     command_topic: str | None
-    namespace: str | None = None
-    """``tenant/namespace``, None for the default one."""
 
 
 class NoRoute(NamedTuple):
     """The reason why a message has no Pulsar topic; it goes to the dead letters."""
 
     reason: str
-    local: str
-    namespace: str | None = None
+    topic: str = ""
+    """Full name of the topic that the rule names, empty without one."""
 
 
 class LeftOut(NamedTuple):
@@ -90,9 +82,7 @@ class ResumeAsked(NamedTuple):
 class PerMessage(NamedTuple):
     """The route of a topic whose messages contain the key, device or command topic. Call ``of`` for each message."""
 
-    rule: str
-    local: str
-    namespace: str | None
+    topic: str
     of: Callable[[bytes, Sequence[tuple[str, str]]], Route | NoRoute]
     """Maps a message's payload and user properties."""
 
@@ -104,53 +94,29 @@ Outcome = Route | NoRoute | LeftOut | PerMessage | ResumeAsked
 class Explanation:
     """The mapping of one MQTT topic: its rule, captures and outcome."""
 
-    mqtt_topic: str
     rule: CompiledRule | None
     captures: dict[str, str]
     outcome: Outcome
 
 
-class _Routes(BoundedMap["Outcome"]):
-    """A cache of routes by topic."""
-
-    def __init__(self, make: Callable[[str], Outcome], most_bytes: int) -> None:
-        super().__init__(most_bytes, each=512, copies=4)  # the topic, and its key and device
-        self.misses = 0
-        self._make = make
-
-    def __missing__(self, topic: str) -> Outcome:
-        self.misses += 1
-        route = self._make(topic)
-        self.put(topic, route)
-        return route
-
-
 class Mapper:
     """Maps MQTT topics by the rules of one configuration. Used by one thread.
 
-    ``known`` are the existing topics, by local name; a topic outside the default namespace has the prefix
-    ``tenant/namespace/``. They count towards ``limits.topics``. A budget is shared with the mappers of other threads. A
-    name has at most ``max_name_bytes``. Results are cached within ``cache_bytes``.
+    ``known`` are the full names of the existing topics, which count towards ``limits.topics``. A budget is shared with
+    the mappers of other threads. Raises ConfigError if the rules are invalid.
     """
 
-    def __init__(
-        self,
-        settings: IngestSettings,
-        *,
-        pulsar: PulsarSettings | None = None,
-        known: Iterable[str] | TopicBudget = (),
-        answers: str | None = None,
-        max_name_bytes: int = DEFAULT_MAX_NAME_BYTES,
-        cache_bytes: int = _CACHE_BYTES,
-    ) -> None:
-        problems = mapping_problems(settings, pulsar)
+    def __init__(self, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> None:
+        ingest, pulsar = settings.ingest, settings.pulsar
+        problems = mapping_problems(ingest, pulsar)
         if problems:
             raise ConfigError("; ".join(problems))
-        self._rules, _ = compile_rules(settings, pulsar)
-        self._default_namespace = namespaces_of(pulsar)[0]
-        self._max_name = max_name_bytes
-        self._max_payload = settings.limits.message_size
-        self._budget = known if isinstance(known, TopicBudget) else TopicBudget(settings.limits, known)
+        self._rules, _ = compile_rules(ingest, pulsar)
+        self._default_namespace = pulsar.readings_namespaces[0]
+        self._full_name = pulsar.readings_topic
+        self._max_name = settings.max_name_bytes
+        self._max_payload = ingest.limits.message_size
+        self._budget = known if isinstance(known, TopicBudget) else TopicBudget(ingest.limits, known)
         self._period = self._budget.period
         self._commands = [(rule.name, matcher(rule.command_pattern)) for rule in self._rules if rule.command_topic]
         self._claimed = [
@@ -158,25 +124,10 @@ class Mapper:
             for rule in self._rules
             if not rule.shared and not rule.key_is_the_topic and None in rule.namespaces
         ]
-        self._answers = None if answers is None else f"{answers}/"
-        self._resume = resume_filter(settings)
-        self._default = default_rule()
-        for rule in (*self._rules, self._default):
-            self._budget.claim(rule.name, _names_of(rule))
-        self._routes = _Routes(self._route, cache_bytes)
-        self.route = self._routes.__getitem__
-        """Map one topic: a Route, a PerMessage, a NoRoute or a LeftOut."""
-
-    @classmethod
-    def of(cls, settings: Settings, known: Iterable[str] | TopicBudget = ()) -> Mapper:
-        """Return the mapper for whole settings. Raises ConfigError if their rules are invalid."""
-        return cls(
-            settings.ingest,
-            pulsar=settings.pulsar,
-            known=known,
-            answers=settings.push.resume.answer_topic,
-            max_name_bytes=settings.max_name_bytes,
-        )
+        self._answers = f"{settings.push.resume.answer_topic}/"
+        self._resume = resume_filter(ingest)
+        for rule in (*self._rules, DEFAULT):
+            self._budget.claim(rule.name, _names_of(rule, pulsar))
 
     @property
     def topics(self) -> int:
@@ -184,53 +135,41 @@ class Mapper:
         return len(self._budget)
 
     def forgets(self, now: float) -> bool:
-        """Drop all cached routes if topics were released since the last call. ``now`` is in seconds.
+        """Return whether topics were released since the last call: then the caller drops all results of this mapper.
 
-        Returns whether it did; then the caller drops its results of this mapper.
+        ``now`` is in seconds.
         """
         self._budget.turn(now)
         if self._period == self._budget.period:
             return False
         self._period = self._budget.period
-        self._routes.clear()
         return True
-
-    @property
-    def remembered(self) -> int:
-        """The number of MQTT topics with a cached route."""
-        return len(self._routes)
-
-    @property
-    def misses(self) -> int:
-        """The number of lookups without a cached route."""
-        return self._routes.misses
 
     def explain(
         self, mqtt_topic: str, payload: bytes | None = None, user: Sequence[tuple[str, str]] = ()
     ) -> Explanation:
-        """Return the rule of a topic, its captures and its outcome. Changes nothing.
+        """Return the rule of a topic, its captures and its outcome; counts its Pulsar topic as ``route`` does.
 
         Fields of the message are read from the payload and the user properties, if they are given.
         """
-        budget, self._budget = self._budget, self._budget.copy()
-        outcome = self._route(mqtt_topic)
-        self._budget = budget
+        outcome = self.route(mqtt_topic)
         if isinstance(outcome, PerMessage) and (payload is not None or user):
             outcome = outcome.of(payload or b"", user)
         if isinstance(outcome, LeftOut | ResumeAsked) or _topic_problem(mqtt_topic):
-            return Explanation(mqtt_topic, None, {}, outcome)
+            return Explanation(None, {}, outcome)
         rule, captures = self._match(mqtt_topic)
-        return Explanation(mqtt_topic, rule, captures, outcome)
+        return Explanation(rule, captures, outcome)
 
-    def _route(self, mqtt_topic: str) -> Outcome:
+    def route(self, mqtt_topic: str) -> Outcome:
+        """Map one topic, and count its Pulsar topic."""
         problem = _topic_problem(mqtt_topic)
         if problem is not None:
-            return NoRoute(problem, "")
+            return NoRoute(problem)
         if mqtt_topic.startswith("$"):
             return LeftOut("broker", "")
         if mqtt_topic.startswith(f"{MOVES_TOPIC}/"):
             return LeftOut("move", "")
-        if self._answers is not None and mqtt_topic.startswith(self._answers):
+        if mqtt_topic.startswith(self._answers):
             return LeftOut("command", "")
         for name, matches in self._commands:
             if matches(mqtt_topic):
@@ -238,93 +177,85 @@ class Mapper:
         resume = None if self._resume is None else self._resume.match(mqtt_topic.split("/"))
         if resume is not None:
             problem = name_problem(resume["device"], self._max_name)
-            return NoRoute(f"the device {problem}", "") if problem else ResumeAsked(resume["device"])
+            return NoRoute(f"the device {problem}") if problem else ResumeAsked(resume["device"])
         rule, captures = self._match(mqtt_topic)
         namespace = None
         if rule.namespace is not None:
             named = rule.namespace.fill(captures)
             namespace = None if named == self._default_namespace else named
             if namespace not in rule.namespaces:
-                return NoRoute(f"the namespace {named[:100]!r} is not one of pulsar.namespaces", "")
+                return NoRoute(f"the namespace {named[:100]!r} is not one of pulsar.namespaces")
         local = rule.topic.fill_encoded(captures)
+        topic = self._full_name(local, namespace)
         device = None if rule.device is None or rule.device.fields else rule.device.fill(captures)
         route: Route | NoRoute | PerMessage
         if rule.fields:
             used = {name: captures[name] for name in rule.captures}
-            of = partial(self._of_message, rule, used, local, namespace)
-            route = PerMessage(rule.name, local, namespace, of)
+            route = PerMessage(topic, partial(self._of_message, rule, used, topic))
         else:
-            route = self._filled(rule, captures, local, namespace)
+            route = self._filled(rule, captures, topic)
         if isinstance(route, NoRoute):
             return route
-        return self._refused(rule, local, namespace, mqtt_topic, device) or route
+        return self._refused(rule, local, topic, mqtt_topic, device) or route
 
     def _refused(
-        self, rule: CompiledRule, local: str, namespace: str | None, mqtt_topic: str, device: str | None
+        self, rule: CompiledRule, local: str, topic: str, mqtt_topic: str, device: str | None
     ) -> NoRoute | None:
         """Return why messages of this topic may not be written there; else count the Pulsar topic."""
         if len(local) > MAX_LOCAL_NAME:
-            return NoRoute(
-                f"the Pulsar topic's name would have {len(local)} characters, the limit is {MAX_LOCAL_NAME}",
-                "",
-            )
-        if rule is self._default:
+            return NoRoute(f"the Pulsar topic's name would have {len(local)} characters, the limit is {MAX_LOCAL_NAME}")
+        if rule is DEFAULT:
             for name, topics, keys in self._claimed:
                 if topics(local) and keys(mqtt_topic):
                     return NoRoute(
-                        f"no rule matches, and rule {name} can write to the topic {local} under this key", local
+                        f"no rule matches, and rule {name} can write to the topic {local} under this key", topic
                     )
-        full = local if namespace is None else f"{namespace}/{local}"
-        why = self._budget.refusal(rule.name, device, full, fixed=rule.topic_is_fixed)
-        return None if why is None else NoRoute(f"{why}, and this topic would exceed it", local, namespace)
+        why = self._budget.refusal(rule.name, device, topic, fixed=rule.topic_is_fixed)
+        return None if why is None else NoRoute(f"{why}, and this topic would exceed it", topic)
 
-    def _filled(
-        self, rule: CompiledRule, captures: dict[str, str], local: str, namespace: str | None
-    ) -> Route | NoRoute:
+    def _filled(self, rule: CompiledRule, captures: dict[str, str], topic: str) -> Route | NoRoute:
         device = None if rule.device is None else rule.device.fill(captures)
         key = rule.key.fill(captures)
         if not key or device == "":
-            return NoRoute(f"rule {rule.name} finds no text for its key or device", local, namespace)
+            return NoRoute(f"rule {rule.name} finds no text for its key or device", topic)
         for what, name in (("device", device), ("key", key)):
             problem = None if name is None else name_problem(name, self._max_name)
             if problem is not None:
-                return NoRoute(f"rule {rule.name}: the {what} {problem}", local, namespace)
+                return NoRoute(f"rule {rule.name}: the {what} {problem}", topic)
         command = None
         if rule.command_topic is not None:
             command = rule.command_topic.fill(captures)
             if _topic_problem(command):
-                return NoRoute(f"rule {rule.name}: the command topic is not a valid MQTT topic", local, namespace)
-        return Route(rule.name, local, key, device, command, namespace)
+                return NoRoute(f"rule {rule.name}: the command topic is not a valid MQTT topic", topic)
+        return Route(rule.name, topic, key, device, command)
 
     def _of_message(
         self,
         rule: CompiledRule,
         captures: dict[str, str],
-        local: str,
-        namespace: str | None,
+        topic: str,
         payload: bytes,
         user: Sequence[tuple[str, str]],
     ) -> Route | NoRoute:
         if len(payload) > self._max_payload:
-            return NoRoute(f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", local, namespace)
+            return NoRoute(f"rule {rule.name}: a payload of {len(payload)} bytes is not searched", topic)
         try:
             found = read_fields(rule.fields, payload, user)
         except MissingField as e:
-            return NoRoute(f"rule {rule.name} finds no device or key: {e}", local, namespace)
+            return NoRoute(f"rule {rule.name} finds no device or key: {e}", topic)
         if rule.command_topic is not None:
             for field in rule.command_topic.fields:
                 if any(c in found[field.name] for c in "/+#\0"):
                     return NoRoute(
                         f"rule {rule.name}: {{{field.name}}} has a character that is not valid in a level of the "
                         "command topic",
-                        local,
-                        namespace,
+                        topic,
                     )
-        return self._filled(rule, captures | found, local, namespace)
+        return self._filled(rule, captures | found, topic)
 
     def _match(self, mqtt_topic: str) -> tuple[CompiledRule, dict[str, str]]:
         levels = mqtt_topic.split("/")
-        for rule in (*self._rules, self._default):
+        for rule in (*self._rules, DEFAULT):
             captures = rule.filter.match(levels)
             if captures is not None:
                 for number, level in enumerate(levels, 1):
@@ -334,13 +265,13 @@ class Mapper:
         raise AssertionError("the default matches every topic")
 
 
-def _names_of(rule: CompiledRule) -> Callable[[str], bool]:
+def _names_of(rule: CompiledRule, pulsar: PulsarSettings) -> Callable[[str], bool]:
     """Return a function that decides whether a rule can name a Pulsar topic."""
     matches = matcher(rule.local_pattern)
+    namespaces = {namespace_of(pulsar.readings_topic("", name)) for name in rule.namespaces}
 
-    def names(full: str) -> bool:
-        namespace, _, local = full.rpartition("/")
-        return (namespace or None) in rule.namespaces and matches(local)
+    def names(topic: str) -> bool:
+        return namespace_of(topic) in namespaces and matches(topic.rpartition("/")[2])
 
     return names
 

@@ -7,10 +7,10 @@ topic and key, and subscriptions that would receive commands.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 
-__all__ = ["Pattern", "Star", "filter_pattern", "matcher", "meet", "regex"]
+__all__ = ["Pattern", "Star", "matcher", "meet", "regex"]
 
 
 class Star(Enum):
@@ -22,19 +22,6 @@ class Star(Enum):
 
 Pattern = tuple["str | Star", ...]
 """Literals and stars, in order."""
-
-
-def filter_pattern(levels: Sequence[str | Star]) -> tuple[Pattern, ...]:
-    """Return the patterns of an MQTT filter with these levels; ``a/#`` also matches ``a`` (MQTT-4.7.1-2)."""
-    parts: list[str | Star] = []
-    for number, level in enumerate(levels):
-        if number:
-            parts.append("/")
-        parts.append(level)
-    whole = tuple(parts)
-    if len(levels) > 1 and levels[-1] is Star.REST:
-        return whole, tuple(parts[:-2])
-    return (whole,)
 
 
 def regex(pattern: Pattern) -> re.Pattern[str]:

@@ -22,19 +22,14 @@ if TYPE_CHECKING:
     from bridge.settings.rules import TopicRule
 
 __all__ = [
-    "DEFAULT_RULE",
+    "DEFAULT",
     "CompiledRule",
     "compile_rules",
-    "default_rule",
     "mapping_problems",
-    "namespaces_of",
     "resume_filter",
     "subscriptions",
     "with_resume",
 ]
-
-DEFAULT_RULE: Final = "default"
-"""Name of the rule in the envelope of messages without one."""
 
 _ALL: Final = Filter.parse("#")
 
@@ -86,27 +81,29 @@ class CompiledRule:
         return self.command_topic.pattern(field=Star.LEVEL)
 
 
-def default_rule() -> CompiledRule:
-    """Return the rule for topics without a rule: the first level names the topic, the MQTT topic is the key."""
-    return CompiledRule(
-        DEFAULT_RULE,
-        _ALL,
-        Template.parse("{level1}", _ALL),
-        Template.parse("{mqtt_topic}", _ALL),
-        None,
-        None,
-        False,
-        None,
-        frozenset({None}),
-        (),
-    )
+DEFAULT: Final = CompiledRule(
+    name="default",
+    filter=_ALL,
+    topic=Template.parse("{level1}", _ALL),
+    key=Template.parse("{mqtt_topic}", _ALL),
+    device=None,
+    command_topic=None,
+    shared=False,
+    namespace=None,
+    namespaces=frozenset({None}),
+    fields=(),
+)
+"""The rule for topics without a rule: the first level names the topic, the MQTT topic is the key."""
 
 
 def compile_rules(settings: IngestSettings, pulsar: PulsarSettings | None) -> tuple[list[CompiledRule], list[str]]:
-    """Return the valid rules, and the problems of the others, each with its field path."""
+    """Return the valid rules, and the problems of the others, each with its field path.
+
+    Without ``pulsar`` only the default namespace is listed.
+    """
     rules: list[CompiledRule] = []
     problems: list[str] = []
-    usable = namespaces_of(pulsar)
+    usable = (f"{TENANT}/{NAMESPACE}",) if pulsar is None else pulsar.readings_namespaces
     for number, rule in enumerate(settings.all_routes):
         preset = settings.preset_of(rule.name)
         where = f"ingest.routes.{number}" if preset is None else f"ingest.presets: {preset}"
@@ -131,8 +128,8 @@ def _compile(rule: TopicRule, usable: Sequence[str]) -> CompiledRule:
     for template in (key, device):
         if template is not None and not rule.shared:
             problem = problem or template.ambiguity()
-    if rule.name == DEFAULT_RULE:
-        problem = problem or f"the name {DEFAULT_RULE!r} is reserved for the default rule"
+    if rule.name == DEFAULT.name:
+        problem = problem or f"the name {rule.name!r} is reserved for the default rule"
     if command is not None and any(c in literal for literal, _ in command.parts for c in "+#\0"):
         problem = problem or f"command_topic {rule.command_topic!r}: a topic for commands must not contain '+' or '#'"
     namespace = None if rule.namespace is None else Template.parse(rule.namespace, of)
@@ -160,14 +157,6 @@ def _reached(namespace: Template, usable: Sequence[str]) -> frozenset[str | None
     default, *others = usable
     matches = matcher(namespace.pattern())
     return frozenset({None} if matches(default) else ()) | frozenset(name for name in others if matches(name))
-
-
-def namespaces_of(pulsar: PulsarSettings | None) -> Sequence[str]:
-    """Return the namespaces for readings as tenant/namespace, the default one first.
-
-    Without ``pulsar`` only the default one is listed.
-    """
-    return (f"{TENANT}/{NAMESPACE}",) if pulsar is None else pulsar.readings_namespaces
 
 
 def mapping_problems(settings: IngestSettings, pulsar: PulsarSettings | None = None) -> list[str]:

@@ -17,6 +17,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from bridge.errors import ConfigError
@@ -85,9 +86,6 @@ class Shard:
             )
         return cls(index, count)
 
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
 
 # --- filters to shards ------------------------------------------------------------------------------------------
 
@@ -100,9 +98,7 @@ def intersection(rule: Filter, other: Filter) -> Filter | None:
     levels: list[str | Star] = []
     names: list[str | None] = []
     a, b = rule.levels, other.levels
-    for number in range(max(len(a), len(b))):
-        x = a[number] if number < len(a) else None
-        y = b[number] if number < len(b) else None
+    for number, (x, y) in enumerate(zip_longest(a, b)):
         if x is Star.REST or y is Star.REST:
             if x is None or y is None:
                 break  # "a/#" with "a"

@@ -14,7 +14,7 @@ from string import Formatter
 from typing import Final
 
 from bridge.routing.message_fields import FIELD_KINDS, MessageField
-from bridge.routing.patterns import Pattern, Star, filter_pattern
+from bridge.routing.patterns import Pattern, Star
 
 __all__ = ["MAX_LOCAL_NAME", "Filter", "Template", "encode_local", "encode_piece"]
 
@@ -89,8 +89,9 @@ class Filter:
 
     @property
     def patterns(self) -> tuple[Pattern, ...]:
-        """The topics that it matches."""
-        return filter_pattern(self.levels)
+        """The topics that it matches; ``a/#`` also matches ``a`` (MQTT-4.7.1-2)."""
+        whole = tuple(part for level in self.levels for part in ("/", level))[1:]
+        return (whole, whole[:-2]) if len(self.levels) > 1 and self.levels[-1] is Star.REST else (whole,)
 
     def match(self, levels: list[str]) -> dict[str, str] | None:
         """Return the captures if a topic of these levels matches, else None.

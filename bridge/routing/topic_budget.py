@@ -27,7 +27,7 @@ class _Owner(NamedTuple):
 
 
 class TopicBudget:
-    """The counted Pulsar topics, by full local name. Mappers of several threads may share one.
+    """The counted Pulsar topics, by full name. Mappers of several threads may share one.
 
     ``known`` are the existing topics. ``claim`` assigns them to the routes that can name them, so that a route does not
     get another budget at a restart.
@@ -96,10 +96,3 @@ class TopicBudget:
             self._previous, self._current = self._current, {}
             self._unclaimed.clear()
             self.period += 1
-
-    def copy(self) -> TopicBudget:
-        """Return a copy with the same state."""
-        copied = TopicBudget(self._limits, self._unclaimed)
-        copied._current, copied._previous = dict(self._current), dict(self._previous)
-        copied._counts = Counter(self._counts)
-        return copied

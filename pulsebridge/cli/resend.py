@@ -145,7 +145,7 @@ def _resend_letters(settings: Settings, selection: Selection, *, remap: bool, dr
         if remap:
             from bridge.intake.provisioning import known_topics
 
-            mapper = Mapper.of(settings, known_topics(admin))
+            mapper = Mapper(settings, known_topics(admin))
         report = Replayer(
             client,
             admin,

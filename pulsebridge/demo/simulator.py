@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bridge.contract import COMMAND_REPEAT_PROPERTY
 from bridge.mqtt.device import DeviceClient
-from bridge.mqtt.types import Confirmation, Message
+from bridge.mqtt.types import Message
 from bridge.settings.mqtt import MqttSettings
 from pulsebridge.audit.journal import ACKNOWLEDGED, COMMAND, PUBLISHED, REFUSED, Journal
 from pulsebridge.audit.records import json_object, record_id
@@ -51,11 +51,11 @@ class _Device:
         ts, metric = send.reading.ts.isoformat(), self.device.kind.metric
         self.journal.write(PUBLISHED, us, id=name, metric=metric, seq=send.seq, ts=ts, **fields)
         self.published += 1
-        self.client.publish(self.device.topic, payload, confirmed=lambda c: self._confirmed(name, c))
+        self.client.publish(self.device.topic, payload, confirmed=lambda reason: self._confirmed(name, reason))
 
-    def _confirmed(self, name: str, confirmation: Confirmation) -> None:
-        if confirmation.reason >= 0x80:
-            self.journal.write(REFUSED, now_us(), id=name, reason=confirmation.reason)
+    def _confirmed(self, name: str, reason: int) -> None:
+        if reason >= 0x80:
+            self.journal.write(REFUSED, now_us(), id=name, reason=reason)
             self.refused += 1
         else:
             self.journal.write(ACKNOWLEDGED, now_us(), id=name)

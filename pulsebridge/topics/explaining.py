@@ -32,7 +32,7 @@ def explanation_of(
 
     If a rule reads the device from each message, ``payload`` and ``user`` properties are those of the message.
     """
-    found = Mapper.of(settings).explain(mqtt_topic, payload, user)
+    found = Mapper(settings).explain(mqtt_topic, payload, user)
     rule = found.rule
     levels = mqtt_topic.split("/")
     filters = with_resume(subscriptions(settings.ingest), settings.ingest)
@@ -52,7 +52,7 @@ def explanation_of(
     elif isinstance(outcome, Route):
         partitions = settings.pulsar.partitions
         explanation |= {
-            "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
+            "pulsar_topic": outcome.topic,
             "partition": partition_of(outcome.key, partitions),
             "partitions": partitions,
             "key": outcome.key,
@@ -63,7 +63,7 @@ def explanation_of(
         assert rule is not None
         explanation |= {
             "outcome": "written, with key and device from each message",
-            "pulsar_topic": settings.pulsar.readings_topic(outcome.local, outcome.namespace),
+            "pulsar_topic": outcome.topic,
             "key": rule.key.text,
             "device": None if rule.device is None else rule.device.text,
             "command_topic": None if rule.command_topic is None else rule.command_topic.text,

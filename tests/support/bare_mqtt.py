@@ -22,7 +22,7 @@ WAIT_S = 30.0
 
 @contextmanager
 def bare_publisher(
-    mqtt: MqttSettings, name: str, protocol: str = "3.1.1", in_flight: int = 20
+    mqtt: MqttSettings, name: str, protocol: str = "3.1.1", in_flight: int = 20, will: tuple[str, bytes] | None = None
 ) -> Iterator[paho.Client]:
     """A connected paho client with its loop running; the client id is derived from ingest's."""
     client = paho.Client(
@@ -31,6 +31,8 @@ def bare_publisher(
         protocol=VERSIONS[protocol],
     )
     client.max_inflight_messages_set(in_flight)
+    if will is not None:
+        client.will_set(*will, qos=1)
     client.connect(mqtt.host, mqtt.port)
     client.loop_start()
     try:

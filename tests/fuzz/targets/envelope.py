@@ -14,10 +14,11 @@ from bridge import contract
 from bridge.contract.names import name_problem
 from bridge.dead_letters.letters import dead_letter
 from bridge.errors import ConfigError
-from bridge.mqtt.envelope import Envelope, message_of, size_of
+from bridge.mqtt.envelope import Envelope, message_of
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
 from bridge.routing.rules import mapping_problems
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
@@ -75,11 +76,11 @@ def _check(case: Case) -> None:
     ingest = IngestSettings(routes=tuple(TopicRule(**one) for one in some), allow_loopback=True, limits={"topics": 3})
     if mapping_problems(ingest, _PULSAR):
         try:
-            Mapper(ingest, pulsar=_PULSAR)
+            Mapper(Settings(ingest=ingest, pulsar=_PULSAR))
         except ConfigError:
             return
         raise AssertionError("rules with problems are taken")
-    mapper = Mapper(ingest, pulsar=_PULSAR)
+    mapper = Mapper(Settings(ingest=ingest, pulsar=_PULSAR))
     for one in arrived:
         properties = None if one[6] is None else PublishProperties(*one[6])
         message = Message(*one[:6], properties)
@@ -103,8 +104,7 @@ def _placed(mapper: Mapper, message: Message) -> None:
     again = message_of(message.payload, contract.full_envelope(properties))
     assert again == message._replace(mid=0, properties=same), f"{again} instead of {message}"
     if isinstance(way, Route):
-        assert size_of(message.payload, way.key, properties) >= len(message.payload) + len(way.key)
-        topic = _PULSAR.readings_topic(way.local, way.namespace)
+        topic = way.topic
         assert topic.startswith(_LISTED)
         assert _TOPIC.fullmatch(topic)
         assert "-partition-" not in topic
@@ -113,10 +113,9 @@ def _placed(mapper: Mapper, message: Message) -> None:
         assert not problems, f"a name {problems[0]}"
         return
     assert way.reason.encode()
-    meant = _PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
-    assert not meant or meant.startswith(_LISTED)
+    assert not way.topic or way.topic.startswith(_LISTED)
     kept, properties = dead_letter(
-        message.payload, topic=meant, device="", reason=way.reason, at_us=1, properties=properties
+        message.payload, topic=way.topic, device="", reason=way.reason, at_us=1, properties=properties
     )
     size = len(kept) + sum(len(name) + len(value.encode()) for name, value in properties.items())
     assert size <= 5 * 1024 * 1024 - 64 * 1024, f"a dead letter of {size} bytes"

@@ -29,7 +29,7 @@ from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.partition import Partition
 from bridge.push.segments import ParkedId, read_segment, segment_key
 from bridge.routing.mapper import Mapper
-from bridge.settings.ingest import IngestSettings
+from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from sources.offsets import Offset
 from tests.fuzz.engine import Case, Check, Target
@@ -301,7 +301,7 @@ def _offset(_key: str, payload: bytes) -> None:
             Offset.from_json(body)
 
 
-_MAPPER: Final = Mapper(IngestSettings())
+_MAPPER: Final = Mapper(Settings())
 
 
 def _of_properties(properties: dict[str, str], payload: bytes) -> None:

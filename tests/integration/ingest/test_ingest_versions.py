@@ -13,20 +13,10 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from bridge import contract
-from bridge.mqtt.types import Will
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.bare_mqtt import bare_publisher, publish, retain_all
-from tests.support.ingest import (
-    device,
-    ingest_process,
-    ingest_settings,
-    rule_for,
-    running_ingest,
-    stored,
-    wait_for,
-    worker_of,
-)
+from tests.support.ingest import ingest_process, ingest_settings, rule_for, running_ingest, stored, wait_for, worker_of
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import patient, poll_for
@@ -153,14 +143,13 @@ def test_every_property_of_mqtt_5_arrives_as_it_was_sent(broker: LocalStack, nam
 def test_a_will_arrives_like_any_publish(broker: LocalStack, namespaces: PulsarSettings, protocol: str) -> None:
     mqtt = mqtt_settings(broker, protocol=protocol)
     root = mqtt.client_id
-    will = Will(f"{root}/w-1/gone", b"offline")
+    will = (f"{root}/w-1/gone", b"offline")
     with (
         running_ingest(ingest_settings(mqtt, namespaces, routes=(rule_for(root),))),
         TcpProxy(broker.mqtt_host, broker.mqtt_port) as proxy,
-        device(mqtt.model_copy(update={"port": proxy.port}), "dev", will=will) as dying,
+        bare_publisher(mqtt.model_copy(update={"port": proxy.port}), "dev", protocol, will=will) as dying,
     ):
-        dying.publish(f"{root}/w-1/here", b"online")
-        assert dying.flush()
+        publish(dying, f"{root}/w-1/here", b"online", qos=1)
         proxy.cut()  # no DISCONNECT: the broker publishes the will
         found = wait_for(namespaces, 2)
     assert [m.payload for m in found] == [b"online", b"offline"]

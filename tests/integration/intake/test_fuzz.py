@@ -64,7 +64,7 @@ def test_any_message_is_stored_or_a_dead_letter_and_all_are_there(namespaces: Pu
     woken = threading.Event()
     with PulsarAdmin(mine.pulsar) as admin, PulsarClient(mine.pulsar) as client:
         provision(admin)
-        mapper = Mapper(ingest, pulsar=mine.pulsar)
+        mapper = Mapper(mine)
         intake = Intake(mine, client, admin, mapper=mapper, link="f", protocol="5", limit=1000, wake=woken.set)
         flow = _Flow(intake, woken)
 

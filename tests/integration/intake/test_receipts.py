@@ -11,7 +11,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from bridge.contract import DEAD_LETTERS_TOPIC, partition_name
+from bridge.contract import partition_name
 from bridge.errors import TerminalError
 from bridge.intake.flow import Reading
 from bridge.intake.metrics import LinkMetrics
@@ -21,6 +21,7 @@ from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.pulsar.wire.batches import Batch, encode, head_of
+from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import stored
@@ -59,8 +60,9 @@ class World:
         self.producers = PartitionProducers(
             client,
             admin,
+            IngestSettings(),
+            owner="parts",
             max_pending=max_pending,
-            dead_letter_topic=settings.system_topic(DEAD_LETTERS_TOPIC),
             metrics=LinkMetrics("parts"),
             wake=self.woken.set,
             on_refused=lambda reading, why: self.refused.append((reading.payload[:20], why)),

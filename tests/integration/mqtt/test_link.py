@@ -161,8 +161,9 @@ def test_a_device_resends_what_was_not_confirmed(stack: LocalStack) -> None:
             device(through, "pub", window=1) as publisher,
         ):
             subscriber.subscribe(f"{mqtt.client_id}/t")
+            link = publisher.link
             for number in range(1500):
-                publisher.publish(f"{mqtt.client_id}/t", b"%d" % number, confirmed=lambda c: confirmed.append(c.epoch))
+                link.publish(f"{mqtt.client_id}/t", b"%d" % number, confirmed=lambda _: confirmed.append(link.epoch))
             for cuts in range(3):
                 poll_for(lambda cuts=cuts: len(confirmed) > 400 * (cuts + 1), 60, "a flow")  # type: ignore[misc]
                 proxy.cut()

@@ -24,6 +24,7 @@ from bridge.dead_letters.records import (
 from bridge.errors import ConfigError
 from bridge.mqtt.envelope import Envelope
 from bridge.routing.mapper import Mapper, Route
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.units import since_us
@@ -111,7 +112,9 @@ def test_what_cannot_be_replayed_says_why(one: DeadLetter, why: str) -> None:
 
 def test_a_message_malformed_for_mqtt_is_not_mapped_again() -> None:
     """Its payload differs from the one that the device sent."""
-    mapper = Mapper(IngestSettings(routes=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
+    mapper = Mapper(
+        Settings(ingest=IngestSettings(routes=(TopicRule(name="fleet", filter="#", topic="fleet", device="x"),)))
+    )
     properties = letter(topic="").properties | {contract.P_DEAD_REASON: f"{contract.DEAD_MALFORMED}it has QoS 3"}
     planned = replay_of(letter(properties=properties), PULSAR, mapper)
     assert isinstance(planned, Refusal)
@@ -166,12 +169,12 @@ def properties_of_command(properties: dict[str, str], topic: str) -> dict[str, s
 
 def test_remap_asks_the_present_rules() -> None:
     rule = TopicRule(name="new", filter="fleet/+device/+metric", topic="by-{metric}", device="{device}")
-    planned = replay_of(letter(topic=""), PULSAR, Mapper(IngestSettings(routes=(rule,))))
+    planned = replay_of(letter(topic=""), PULSAR, Mapper(Settings(ingest=IngestSettings(routes=(rule,)))))
     assert isinstance(planned, Replay)
     assert (planned.topic, planned.key) == (PULSAR.readings_topic("by-glucose"), "w-1")
     assert contract.full_envelope(planned.properties)[contract.P_RULE] == "new"
     no_publish = letter(properties={contract.P_DEAD_REASON: "bad row"})
-    assert isinstance(replay_of(no_publish, PULSAR, Mapper(IngestSettings())), Refusal)
+    assert isinstance(replay_of(no_publish, PULSAR, Mapper(Settings())), Refusal)
 
 
 @pytest.mark.parametrize(

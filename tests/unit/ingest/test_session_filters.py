@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
 from bridge.mqtt.types import Subscription
+from bridge.settings.ingest import IngestSettings
 
 A, B = Subscription("a/#"), Subscription("b/#")
 
@@ -30,6 +31,6 @@ def test_everything_is_subscribed_without_a_session_or_when_nothing_is_known() -
 
 
 def test_retained_decides_what_the_broker_is_asked_for() -> None:
-    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "keep")] == [(True, 1)]
-    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "mark")] == [(False, 1)]
-    assert [(s.retain_as_published, s.retain_handling) for s in wanted_subscriptions(["a"], 1, "skip")] == [(False, 2)]
+    for retained, expected in (("keep", (True, 1)), ("mark", (False, 1)), ("skip", (False, 2))):
+        (found,) = wanted_subscriptions(["a"], IngestSettings.model_validate({"retained": retained}))
+        assert (found.retain_as_published, found.retain_handling) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.producer_opener import AT_ONCE, REST_S, IdlePolicy, to_close
+from bridge.intake.producer_opener import AT_ONCE, REST_S, to_close
 
 NOW = 10_000.0
 TIMES = st.lists(st.floats(0, NOW, allow_nan=False), max_size=250)
@@ -16,7 +16,7 @@ def test_h10_what_is_closed_was_idle_long_enough_and_no_more_than_needed(
     times: list[float], busy: int, idle_s: float, most: int
 ) -> None:
     idle = list(zip(times, range(len(times)), strict=True))
-    closed = to_close(idle, len(times) + busy, NOW, IdlePolicy(idle_s, most))
+    closed = to_close(idle, len(times) + busy, NOW, idle_s, most)
     assert len(set(closed)) == len(closed) <= AT_ONCE
     ages = [NOW - times[n] for n in closed]
     assert all(age >= min(idle_s, REST_S) for age in ages)
@@ -31,7 +31,6 @@ def test_h10_what_is_closed_was_idle_long_enough_and_no_more_than_needed(
 
 
 def test_h10_a_partition_in_use_keeps_its_producer_beyond_the_bound() -> None:
-    policy = IdlePolicy(600.0, 2)
     used = [NOW - 1.0, NOW - 6.0, NOW - 7.0, NOW - 8.0]
-    assert to_close([(t, t) for t in used], 4, NOW, policy) == [NOW - 8.0, NOW - 7.0]
-    assert to_close([(NOW - 1.0, "a")], 100, NOW, policy) == []
+    assert to_close([(t, t) for t in used], 4, NOW, 600.0, 2) == [NOW - 8.0, NOW - 7.0]
+    assert to_close([(NOW - 1.0, "a")], 100, NOW, 600.0, 2) == []

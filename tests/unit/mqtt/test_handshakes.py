@@ -24,20 +24,13 @@ from bridge.mqtt.packets import (
     subscribe_packet,
     unsubscribe_packet,
 )
-from bridge.mqtt.types import Connected, Subscription, Will
+from bridge.mqtt.types import Connected, Subscription
 from bridge.settings.mqtt import MqttSettings
 from tests.support.mqtt_streams import CONNACK, PROTOCOLS, PahoOn
 from tests.support.raw_mqtt import packet, text
 
 _texts = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\ufeff"), min_size=1, max_size=9)
 _protocols = st.sampled_from(sorted(PROTOCOLS))
-_wills = st.none() | st.builds(
-    Will,
-    _texts.filter(lambda t: not set(t) & set("+#")),
-    st.binary(max_size=9),
-    st.integers(0, 2),
-    st.booleans(),
-)
 
 
 def written_by_paho(protocol: str, do: Callable[[Any], object], *, persistent: bool = True) -> bytes:
@@ -55,7 +48,6 @@ def written_by_paho(protocol: str, do: Callable[[Any], object], *, persistent: b
     protocol=_protocols,
     client_id=_texts,
     credentials=st.none() | st.tuples(_texts, st.none() | _texts),
-    will=_wills,
     persistent=st.booleans(),
     keep_alive_s=st.integers(1, 65_535),
     receive_maximum=st.integers(1, 65_535),
@@ -65,7 +57,6 @@ def test_connect_is_pahos(
     protocol: Any,
     client_id: str,
     credentials: tuple[str, str | None] | None,
-    will: Will | None,
     persistent: bool,
     keep_alive_s: int,
     receive_maximum: int,
@@ -74,6 +65,7 @@ def test_connect_is_pahos(
     user, password = credentials or (None, None)
     settings = MqttSettings.model_construct(
         protocol=protocol,
+        client_id=client_id,
         keep_alive=keep_alive_s,
         session_expiry=session_expiry_s,
         username=user,
@@ -83,8 +75,6 @@ def test_connect_is_pahos(
     def connect(client: Any) -> None:
         client._client_id = client_id.encode()
         client.username_pw_set(user, password)
-        if will is not None:
-            client.will_set(will.topic, will.payload, will.qos, will.retain)
         options: dict[str, Any] = {}
         if protocol == "5":
             properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -94,7 +84,7 @@ def test_connect_is_pahos(
             options = {"clean_start": not persistent, "properties": properties}
         client.connect("peer.invalid", keepalive=keep_alive_s, **options)
 
-    ours = connect_packet(settings, client_id, persistent=persistent, will=will, receive_maximum=receive_maximum)
+    ours = connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum)
     theirs = written_by_paho(protocol, connect, persistent=persistent)
     assert _sorted(ours, protocol) == _sorted(theirs, protocol)
 
@@ -230,6 +220,7 @@ def test_what_mqtt_has_no_packet_for_is_an_error_of_its_caller() -> None:
 
 def test_a_session_expiry_that_connect_cannot_carry_is_refused_in_the_settings() -> None:
     """MQTT 5, 3.1.2.11.2: four bytes, of which the largest number means that the session does not expire."""
-    assert b"\x11\xff\xff\xff\xff" in connect_packet(MqttSettings(session_expiry="4294967295s"), "a", persistent=True)
+    settings = MqttSettings(session_expiry="4294967295s")
+    assert b"\x11\xff\xff\xff\xff" in connect_packet(settings, persistent=True, receive_maximum=1)
     with pytest.raises(ValueError, match="session_expiry"):
         MqttSettings(session_expiry="4294967296s")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bridge.errors import ConfigError
 from bridge.routing.mapper import Mapper, Route
 from bridge.routing.rules import mapping_problems
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import preset_names
@@ -49,7 +50,7 @@ def taken(proposal: Proposal) -> IngestSettings:
 
 
 def device_of(proposal: Proposal, topic: str) -> str | None:
-    route = Mapper(taken(proposal)).route(topic)
+    route = Mapper(Settings(ingest=taken(proposal))).route(topic)
     assert isinstance(route, Route)
     return route.device
 

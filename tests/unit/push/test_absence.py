@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
-from bridge.mqtt.types import Confirmation, Message
+from bridge.mqtt.types import Message
 from bridge.push.actions import Pull, Push, StoreCursor, StoreSegment
 from bridge.push.inbound import Inbound
 from bridge.push.metrics import PushMetrics
@@ -33,14 +33,12 @@ class Asked:
     client_id = "push"
 
     def __init__(self) -> None:
-        self.answers: list[Callable[[Confirmation], None]] = []
+        self.answers: list[Callable[[int], None]] = []
 
     def subscribe(self, _wanted: object) -> None:
         pass
 
-    def publish(
-        self, _topic: str, _payload: bytes, *, properties: object, confirmed: Callable[[Confirmation], None]
-    ) -> None:
+    def publish(self, _topic: str, _payload: bytes, *, properties: object, confirmed: Callable[[int], None]) -> None:
         self.answers.append(confirmed)
 
 
@@ -99,7 +97,7 @@ def test_a_refused_probe_keeps_the_answer_to_a_command_on_the_next_connection(re
     inbound.serve(core, lambda _answer: False)
     core.link_down(NOW)
     inbound.connected()
-    link.answers[0](Confirmation(reason, 1, 2))
+    link.answers[0](reason)
     assert inbound.reports_absence is reported
     assert (tried(core, NOW + 3600 * SECOND, NO_SUBSCRIBERS) > 0) is reported
 
@@ -119,7 +117,7 @@ def test_a_broker_that_refuses_the_probe_is_reported_once_with_the_remedy(
     with capture_logs() as lines:
         for _ in range(3):
             inbound.connected()
-            link.answers.pop()(Confirmation(DENIED, 1, 1))
+            link.answers.pop()(DENIED)
     assert [line["log_level"] for line in lines] == ["warning"]
     assert "to write there" in lines[0]["event"]
     assert lines[0]["reason"] == "0x87"

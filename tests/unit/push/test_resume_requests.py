@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.mqtt.client import Link
-from bridge.mqtt.types import Confirmation, Connected, Disconnected
+from bridge.mqtt.types import Connected, Disconnected
 from bridge.pulsar.client import Message
 from bridge.push.actions import (
     Action,
@@ -95,14 +95,14 @@ class Connection:
     epoch = 1
 
     def __init__(self) -> None:
-        self.sent: dict[str, Callable[[Confirmation], None]] = {}
+        self.sent: dict[str, Callable[[int], None]] = {}
 
     def publish(
         self,
         topic: str,
         _payload: bytes,
         *,
-        confirmed: Callable[[Confirmation], None],
+        confirmed: Callable[[int], None],
         sent: Callable[[], None],
         **_more: object,
     ) -> None:
@@ -217,7 +217,7 @@ def test_a_command_at_which_the_broker_closes_is_found_although_an_answer_was_se
             ended(core, effects, link, now, closed=True)
         elif dead:
             for topic in list(link.sent):
-                link.sent.pop(topic)(Confirmation(0, 1, link.epoch))
+                link.sent.pop(topic)(0)
         clock.now += 1
     assert dead == [place(1)]
     assert len(log.acknowledged) == 1, "the answer was stored"
@@ -242,7 +242,7 @@ def test_an_answer_that_is_never_confirmed_while_what_was_sent_later_is_is_given
                 if isinstance(action, Push):
                     effects.begin(action)
         for topic in [one for one in link.sent if one != silent]:
-            link.sent.pop(topic)(Confirmation(0, 1, link.epoch))
+            link.sent.pop(topic)(0)
         clock.now += 61
         if effects.overdue() is not None:
             ended(core, effects, link, NOW, closed=False)

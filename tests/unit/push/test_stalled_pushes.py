@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from bridge.contract.commands import Command, CommandPosition, GroupRef
 from bridge.mqtt.client import Link
-from bridge.mqtt.types import Confirmation, Connected, Disconnected
+from bridge.mqtt.types import Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
@@ -36,7 +36,7 @@ class Connection:
     granted = Connected(1, False, 65535)
 
     def __init__(self) -> None:
-        self.open: list[tuple[str, bytes, Callable[[Confirmation], None]]] = []
+        self.open: list[tuple[str, bytes, Callable[[int], None]]] = []
         self.sent: list[tuple[str, bytes]] = []
         self.woken = 0
 
@@ -45,7 +45,7 @@ class Connection:
         topic: str,
         payload: bytes,
         *,
-        confirmed: Callable[[Confirmation], None],
+        confirmed: Callable[[int], None],
         sent: Callable[[], None],
         **_more: object,
     ) -> None:
@@ -125,7 +125,7 @@ class GroupPartition:
     def confirms(self) -> None:
         taken, self.link.open = self.link.open, []
         for _, _, confirmed in taken:
-            confirmed(Confirmation(0, 0, 1))
+            confirmed(0)
         self.turns()
 
     @property

@@ -228,7 +228,7 @@ def test_those_that_were_not_confirmed_leave_half_the_window_to_the_others() -> 
         (Disconnected(1, "", 0x8E), False),
         (Disconnected(1, ""), False),
         (Disconnected(0, "", closed_by_peer=True), False),
-        (Disconnected(0, "", 0x95, refused=True), False),
+        (Disconnected(0, "", 0x95), False),
     ],
 )
 def test_only_an_end_that_the_broker_made_may_be_for_a_packet(event: Disconnected, whether: bool) -> None:

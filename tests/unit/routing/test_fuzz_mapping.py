@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.dead_letters.letters import HEAD_BYTES, MAX_PROPERTIES_BYTES, dead_letter
 from bridge.errors import ConfigError, ContractError
-from bridge.mqtt.envelope import Envelope, message_of, size_of
+from bridge.mqtt.envelope import Envelope, message_of
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.routing.mapper import LeftOut, Mapper, PerMessage, Route
 from bridge.routing.rules import mapping_problems, subscriptions
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
@@ -117,8 +118,7 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
     assert all(name.encode() and value.encode() is not None for name, value in properties.items())
     if isinstance(way, Route):
         assert properties[contract.P_TOPIC] == message.topic
-        assert size_of(payload, way.key, properties) >= len(payload) + len(way.key)
-        topic = PULSAR.readings_topic(way.local, way.namespace)
+        topic = way.topic
         assert topic.startswith(LISTED)
         assert re.fullmatch(r"persistent://[\w.=:-]+/[\w.=:-]+/[A-Za-z0-9_.=-]{1,240}", topic)
         assert "-partition-" not in topic
@@ -130,9 +130,10 @@ def placed(mapper: Mapper, message: Message) -> Placed | None:
         return Placed(topic, way.key, way.rule)
     assert way.reason
     assert way.reason.encode()
-    meant = PULSAR.readings_topic(way.local, way.namespace) if way.local else ""
-    assert not meant or meant.startswith(LISTED)
-    kept, properties = dead_letter(payload, topic=meant, device="", reason=way.reason, at_us=1, properties=properties)
+    assert not way.topic or way.topic.startswith(LISTED)
+    kept, properties = dead_letter(
+        payload, topic=way.topic, device="", reason=way.reason, at_us=1, properties=properties
+    )
     assert kept == payload
     assert all(value.encode() is not None for value in properties.values())
     return Placed(PULSAR.system_topic(contract.DEAD_LETTERS_TOPIC), properties[contract.P_TOPIC], None)
@@ -158,12 +159,12 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
     assert all(problem.startswith("ingest") for problem in problems)
     if problems:
         try:
-            Mapper(ingest, pulsar=PULSAR)
+            Mapper(Settings(ingest=ingest, pulsar=PULSAR))
         except ConfigError:
             return
         raise AssertionError(f"taken in spite of {problems}")
     assert subscriptions(ingest)
-    mapper = Mapper(ingest, pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest, pulsar=PULSAR))
     for message in arrived:
         placed(mapper, message)
         mapper.explain(message.topic, message.payload)
@@ -175,7 +176,7 @@ def test_no_rule_and_no_message_raises_vanishes_or_escapes(
 def test_mqtt_topics_share_a_pulsar_key_only_by_a_rule(some: list[TopicRule], arrived: list[Message]) -> None:
     ingest = IngestSettings(routes=tuple(some), allow_loopback=True)
     assume(not mapping_problems(ingest, PULSAR))
-    mapper = Mapper(ingest, pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest, pulsar=PULSAR))
     by_name = {rule.name: rule for rule in some}
     seen: dict[tuple[str, str], tuple[str, str]] = {}
     for message in arrived:

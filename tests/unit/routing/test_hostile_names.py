@@ -13,7 +13,9 @@ from bridge import contract
 from bridge.bounded_map import BoundedMap
 from bridge.dead_letters import dead_letter, letter_key
 from bridge.routing.mapper import Mapper, NoRoute, Outcome, PerMessage, ResumeAsked, Route
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.pulsar import PulsarSettings
 
 GATEWAY = TopicRule(name="gateway", filter="gw/+id", topic="gateway", device="{json:$.device}", key="{json:$.key}")
 CHANNELS = TopicRule(name="channels", filter="c/+device/+channel", topic="c-{device}-{channel}", device="{device}")
@@ -27,7 +29,7 @@ def reason(outcome: Outcome) -> str:
 
 @pytest.mark.parametrize("what", ["device", "key"])
 def test_h35_a_name_from_the_payload_has_the_limit(what: str) -> None:
-    found = Mapper(IngestSettings(routes=(GATEWAY,)), max_name_bytes=64).route("gw/1")
+    found = Mapper(Settings(ingest=IngestSettings(routes=(GATEWAY,)), max_name_bytes=64)).route("gw/1")
     assert isinstance(found, PerMessage)
     names = {"device": "d", "key": "k"}
     assert isinstance(found.of(json.dumps(names | {what: "ü" * 32}).encode(), ()), Route)
@@ -37,7 +39,7 @@ def test_h35_a_name_from_the_payload_has_the_limit(what: str) -> None:
 
 @pytest.mark.parametrize("topic", ["f/{}", "gone/{}", "c/{}/t", "pulsebridge/resume/{}"])
 def test_h35_a_name_from_the_topic_has_the_limit_and_names_no_pulsar_topic(topic: str) -> None:
-    mapper = Mapper(IngestSettings(routes=(FIXED, CHANNELS)), max_name_bytes=64)
+    mapper = Mapper(Settings(ingest=IngestSettings(routes=(FIXED, CHANNELS)), max_name_bytes=64))
     assert isinstance(mapper.route(topic.format("d" * 50)), Route | ResumeAsked)
     named = mapper.topics
     assert "max_name_bytes is 64" in reason(mapper.route(topic.format("d" * 65)))
@@ -93,7 +95,9 @@ def test_h35_a_dead_letter_fits_whatever_the_message(own: dict[str, str], device
 
 
 def test_h46_a_route_that_used_up_its_topics_takes_none_of_another() -> None:
-    mapper = Mapper(IngestSettings(routes=(CHANNELS, FIXED), limits={"topics": 4, "topics_per_device": 2}))
+    mapper = Mapper(
+        Settings(ingest=IngestSettings(routes=(CHANNELS, FIXED), limits={"topics": 4, "topics_per_device": 2}))
+    )
     assert isinstance(mapper.route("c/a/1"), Route)
     assert isinstance(mapper.route("c/a/2"), Route)
     assert "the device has 2 Pulsar topics of route channels" in reason(mapper.route("c/a/3"))
@@ -108,8 +112,8 @@ def test_h46_a_route_that_used_up_its_topics_takes_none_of_another() -> None:
 
 
 def test_h46_a_restart_gives_no_second_budget() -> None:
-    known = ["c-a-1", "c-a-2", "fixed", "other"]
-    mapper = Mapper(IngestSettings(routes=(CHANNELS, FIXED), limits={"topics": 2}), known=known)
+    known = [PulsarSettings().readings_topic(name) for name in ("c-a-1", "c-a-2", "fixed", "other")]
+    mapper = Mapper(Settings(ingest=IngestSettings(routes=(CHANNELS, FIXED), limits={"topics": 2})), known=known)
     assert "has 2 Pulsar topics" in reason(mapper.route("c/b/1"))
     assert isinstance(mapper.route("c/a/2"), Route)
     assert isinstance(mapper.route("f/1"), Route)
@@ -118,7 +122,7 @@ def test_h46_a_restart_gives_no_second_budget() -> None:
 
 
 def test_h46_topics_without_messages_are_released() -> None:
-    mapper = Mapper(IngestSettings(routes=(CHANNELS,), limits={"topics": 2, "topic_idle": "1m"}))
+    mapper = Mapper(Settings(ingest=IngestSettings(routes=(CHANNELS,), limits={"topics": 2, "topic_idle": "1m"})))
     assert not mapper.forgets(0.0)
     for device in ("used", "invented", "late"):
         mapper.route(f"c/{device}/1")

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from bridge.contract import namespace_of
 from bridge.routing.mapper import Mapper, NoRoute, Route
 from bridge.routing.rules import mapping_problems
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
@@ -28,22 +30,21 @@ def ingest(*rules: TopicRule, **changes: Any) -> IngestSettings:
 
 
 def test_a_rule_names_its_namespace() -> None:
-    mapper = Mapper(ingest(rule(namespace="acme/site-1")), pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest(rule(namespace="acme/site-1")), pulsar=PULSAR))
     route = mapper.route("s/x/w-1")
-    assert route == Route("r", "t", "w-1", "w-1", None, "acme/site-1")
-    assert PULSAR.readings_topic(route.local, route.namespace) == "persistent://acme/site-1/t"
+    assert route == Route("r", "persistent://acme/site-1/t", "w-1", "w-1", None)
 
 
 def test_the_usual_namespace_may_be_named_as_well() -> None:
-    mapper = Mapper(ingest(rule(namespace="public/pulsebridge")), pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest(rule(namespace="public/pulsebridge")), pulsar=PULSAR))
     route = mapper.route("s/x/w-1")
     assert isinstance(route, Route)
-    assert route.namespace is None
+    assert route.topic == "persistent://public/pulsebridge/t"
 
 
 def test_a_capture_reaches_only_what_is_listed() -> None:
-    mapper = Mapper(ingest(rule(namespace="acme/{site}")), pulsar=PULSAR)
-    assert mapper.route("s/site-2/w-1") == Route("r", "t", "w-1", "w-1", None, "acme/site-2")
+    mapper = Mapper(Settings(ingest=ingest(rule(namespace="acme/{site}")), pulsar=PULSAR))
+    assert mapper.route("s/site-2/w-1") == Route("r", "persistent://acme/site-2/t", "w-1", "w-1", None)
     refused = mapper.route("s/site-3/w-1")
     assert isinstance(refused, NoRoute)
     assert refused.reason == "the namespace 'acme/site-3' is not one of pulsar.namespaces"
@@ -62,13 +63,12 @@ def test_no_topic_reaches_outside(levels: list[str]) -> None:
         rule(namespace="{site}/{device}"),
         rule(name="rest", filter="x/#rest", namespace="{rest}", device="{rest}", shared=True),
     )
-    mapper = Mapper(ingest(*rules), pulsar=PULSAR)
+    mapper = Mapper(Settings(ingest=ingest(*rules), pulsar=PULSAR))
     for root in ("s", "x", "lab"):
         route = mapper.route("/".join([root, *levels]))
         if isinstance(route, Route):
-            namespace = route.namespace or "public/pulsebridge"
-            assert namespace in PULSAR.readings_namespaces
-            assert PULSAR.readings_topic(route.local, route.namespace).startswith(f"persistent://{namespace}/")
+            assert namespace_of(route.topic) in PULSAR.readings_namespaces
+            assert route.topic.count("/") == 4
 
 
 @pytest.mark.parametrize("namespace", ["acme/other", "acme", "acme/{device}/x", "public/pulsebridge-system"])
@@ -88,12 +88,13 @@ def test_rules_collide_only_within_a_namespace() -> None:
 
 def test_topics_of_all_namespaces_count() -> None:
     mapper = Mapper(
-        ingest(rule(namespace="acme/{site}"), limits={"topics": 1}), pulsar=PULSAR, known=["acme/site-1/t", "old"]
+        Settings(ingest=ingest(rule(namespace="acme/{site}"), limits={"topics": 1}), pulsar=PULSAR),
+        known=["persistent://acme/site-1/t", "persistent://public/pulsebridge/old"],
     )
     assert isinstance(mapper.route("s/site-1/w-1"), Route)
     refused = mapper.route("s/site-2/w-1")
     assert isinstance(refused, NoRoute)
-    assert (refused.local, refused.namespace) == ("t", "acme/site-2")
+    assert refused.topic == "persistent://acme/site-2/t"
     assert mapper.topics == 2
 
 

@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.routing.patterns import Pattern, Star, filter_pattern, matcher, meet, regex
+from bridge.routing.patterns import Pattern, Star, matcher, meet, regex
 from bridge.routing.rules import subscriptions
 from bridge.routing.templates import Filter
 from bridge.settings.ingest import IngestSettings
@@ -53,7 +53,7 @@ def _beginnings(pattern: Pattern) -> list[re.Pattern[str]]:
 
 
 def test_a_filter_with_a_rest_matches_its_parent() -> None:
-    whole, parent = filter_pattern(["a", Star.REST])
+    whole, parent = Filter.parse("a/#").patterns
     assert regex(whole).match("a/b/c")
     assert regex(parent).match("a")
     assert not regex(parent).match("a/b")

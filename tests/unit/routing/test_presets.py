@@ -17,6 +17,7 @@ from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.presets import load_preset, preset_names
+from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.topics.explaining import explanation_of, explanation_text
 
@@ -89,9 +90,9 @@ def received(preset: str, topic: str) -> bool:
 def test_topics_of_the_documentation(
     preset: str, topic: str, local: str, device: str | None, command: str | None
 ) -> None:
-    route = Mapper(IngestSettings(presets=(preset,))).route(topic)
+    route = Mapper(Settings(ingest=IngestSettings(presets=(preset,)))).route(topic)
     assert isinstance(route, Route)
-    assert (route.local, route.device, route.command_topic) == (local, device, command)
+    assert (route.topic, route.device, route.command_topic) == (PulsarSettings().readings_topic(local), device, command)
     assert route.key == (device or topic)
     assert received(preset, topic)
 
@@ -102,7 +103,7 @@ def test_h8_commands_of_the_documentation_are_not_subscribed_to(preset: str, top
 
 
 def test_h8_command_topics_of_presets_are_left_out_even_where_they_are_received() -> None:
-    mapper = Mapper(IngestSettings(presets=ALL, filters=("#",), allow_loopback=True))
+    mapper = Mapper(Settings(ingest=IngestSettings(presets=ALL, filters=("#",), allow_loopback=True)))
     for topic in ("zigbee2mqtt/my_bulb/set", "cmnd/tasmota_switch/Backlog", "v3/app1/devices/dev1/down/push"):
         assert isinstance(mapper.route(topic), LeftOut)
 

@@ -22,6 +22,7 @@ from bridge.routing.sharding import (
     unserved,
 )
 from bridge.routing.templates import Filter
+from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.loading import load
 from bridge.settings.pulsar import PulsarSettings
@@ -155,14 +156,14 @@ def test_no_pulsar_topic_and_key_is_reached_by_two_sessions(rule: TopicRule, fil
         divided = split(settings, PULSAR, 1)
     except ConfigError:
         return  # they overlap
-    mapper = Mapper(settings)
+    mapper = Mapper(Settings(ingest=settings))
     owner: dict[tuple[str, str], int] = {}
     for number, session in enumerate(divided):
         for topic in TOPICS:
             if any(Filter.parse(f).match(topic.split("/")) is not None for f in session):
                 route = mapper.route(topic)
                 if isinstance(route, Route):
-                    assert owner.setdefault((route.local, route.key), number) == number, topic
+                    assert owner.setdefault((route.topic, route.key), number) == number, topic
 
 
 def remembered(**granted: tuple[str, ...]) -> dict[str, Remembered]:

@@ -107,7 +107,7 @@ def test_every_session_has_one_pod(settings: Settings) -> None:
     for name in names:
         shard = Shard.parse(text, host=name)
         assert shard.count == replicas
-        ingest = settings.ingest.model_copy(update={"shard": str(shard)})
+        ingest = settings.ingest.model_copy(update={"shard": f"{shard.index}/{shard.count}"})
         served += own_sessions("pulsebridge", ingest, settings.pulsar)
         wanted = sessions("pulsebridge", ingest, settings.pulsar)
     assert sorted(served) == sorted(wanted)
