@@ -43,6 +43,7 @@ from bridge.pulsar.client import (
     our_errors,
     received,
 )
+from bridge.pulsar.messages import position_of
 from bridge.pulsar.provisioning_plan import (
     COMPACTION_THRESHOLD_BYTES,
     CURSOR_RETENTION,
@@ -52,7 +53,6 @@ from bridge.pulsar.provisioning_plan import (
 )
 from bridge.pulsar.topic_end import read_partition
 from bridge.pulsar.watch import watching
-from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
 __all__ = [

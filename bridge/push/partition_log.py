@@ -32,11 +32,11 @@ from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, Producer, PulsarClient, our_errors, received
+from bridge.pulsar.messages import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import end_of
 from bridge.push.cursor_log import CursorLog, Failed, Writes
-from bridge.push.position_reader import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.push.puller import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog

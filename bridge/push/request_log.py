@@ -33,11 +33,11 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
+from bridge.pulsar.messages import position_of
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
 from bridge.push.actions import FindCommands
 from bridge.push.device_protocol import MAX_REQUEST_BYTES
-from bridge.push.position_reader import position_of
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.threads import Budget, start_thread
 

@@ -38,11 +38,11 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
+from bridge.pulsar.messages import leave_out_foreign, read_records
 from bridge.pulsar.sending import Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition_log import WrittenTopics
-from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]

@@ -29,6 +29,7 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
+from bridge.pulsar.messages import leave_out_foreign, position_of, record_key
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_partition, read_to_end
 from bridge.push.cursor import ids_device
@@ -36,7 +37,6 @@ from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import Membership
 from bridge.push.metrics import PushMetrics
-from bridge.push.position_reader import leave_out_foreign, position_of, record_key
 from bridge.push.segments import segment_device
 from bridge.push.threads import Sessions, wait_for
 from bridge.settings import Settings
