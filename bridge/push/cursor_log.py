@@ -335,7 +335,7 @@ class CursorRewriter:
     it contained. And slowly: records that are a day old; records of devices that do not exist any more are removed.
 
     The retention subscription of the partition stays before the oldest record that is still the last of its key
-    (``compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
+    (``bridge.pulsar.compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
     """
 
     def __init__(self, cursors: CursorLog) -> None:

@@ -15,10 +15,10 @@ from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, pa
 from bridge.errors import ConfigError, DeniedError, PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.compaction import watching_compaction
 from bridge.pulsar.provisioning import create_topic, existing_commands, provision_commands
 from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
 from bridge.pulsar.watch import watching, watching_pulsar
-from bridge.push.compaction import watching_compaction
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
 from bridge.push.metrics import PartitionMetrics, PushMetrics

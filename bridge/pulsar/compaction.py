@@ -8,7 +8,7 @@ replaces a lost one, and an instance renews its own record. Their subscriptions 
 
 A retention subscription keeps a compacted topic from being deleted (H24); one that never moves keeps every record that
 compaction has replaced. Only Pulsar's admin reports where compaction is, and ``pulsar.provision: off`` does not ask it, nor
-does a running push. But the topic shows it: the first record of the compacted view is the oldest that is needed, and the
+does a running process. But the topic shows it: the first record of the compacted view is the oldest that is needed, and the
 subscription is moved there by seek, without reading. To move further: a record that the subscription shows and the compacted
 view does not was compacted away, so compaction has passed it, and the subscription may pass it too.
 """
@@ -66,7 +66,7 @@ __all__ = [
     "watching_compaction",
 ]
 
-log = structlog.get_logger("push")
+log = structlog.get_logger("pulsar")
 
 _EVERY_S: Final = 600.0
 _AGED_S: Final = 24 * 3600.0
@@ -91,7 +91,7 @@ class ViewRecord(NamedTuple):
     position: LogPosition
     published_ms: int
     foreign: bool = False
-    """Whether another program wrote it: its key is not UTF-8. Push neither reads nor rewrites it."""
+    """Whether another program wrote it: its key is not UTF-8. Its owner neither reads nor rewrites it."""
 
     def aged(self, now: float) -> bool:
         """Whether it is old at ``now``, in seconds since the epoch."""
