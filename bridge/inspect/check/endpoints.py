@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.mqtt.device import probe
+from bridge.mqtt.types import Connected
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.dial import dial
 from bridge.settings import MqttSettings, Settings
 
 __all__ = ["DIAL_TIMEOUT_S", "Finding", "check_endpoints", "dial_one"]
@@ -69,9 +74,6 @@ def dial_one(name: str, address: str, setting: str, dial: Callable[[], str]) -> 
 
 
 def _mqtt(settings: MqttSettings) -> str:
-    from bridge.mqtt.device import probe
-    from bridge.mqtt.types import Connected
-
     found = probe(settings)
     if isinstance(found, Connected):
         return f"supports MQTT {settings.protocol}, receive maximum {found.receive_maximum}"
@@ -81,9 +83,6 @@ def _mqtt(settings: MqttSettings) -> str:
 
 
 def _pulsar(settings: Settings) -> str:
-    from bridge.pulsar.client import PulsarClient
-    from bridge.pulsar.dial import dial
-
     dial(settings.pulsar, DIAL_TIMEOUT_S)  # reports at once a failure that the client reports only after its timeout
     pulsar = settings.pulsar.model_copy(update={"operation_timeout": DIAL_TIMEOUT_S})
     with PulsarClient(pulsar) as client:
@@ -93,7 +92,5 @@ def _pulsar(settings: Settings) -> str:
 
 
 def _admin(settings: Settings) -> str:
-    from bridge.pulsar.admin import PulsarAdmin
-
     with PulsarAdmin(settings.pulsar, timeout_s=DIAL_TIMEOUT_S) as admin:
         return f"cluster {admin.cluster()}"

@@ -7,15 +7,19 @@ It does not check the right to publish at the MQTT broker, because that requires
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC, partition_name
 from bridge.errors import DeniedError, RefusedError
 from bridge.inspect.check.endpoints import Finding, dial_one
+from bridge.mqtt.device import try_subscribing
+from bridge.mqtt.refusals import subscriber
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.provisioning import look, partitions_ready, try_rights, verify
+from bridge.pulsar.provisioning_plan import Needs, ingest_needs, push_needs, topic_need
+from bridge.routing.readings_topics import static_topics, topics_to_read
+from bridge.routing.rules import subscriptions, with_resume
 from bridge.settings import Settings
-
-if TYPE_CHECKING:
-    from bridge.pulsar.provisioning_plan import Needs
 
 __all__ = ["TIERS", "check_rights"]
 
@@ -40,10 +44,6 @@ def _tried(name: str, address: str, act: Callable[[], str]) -> Finding:
 
 
 def _pulsar(settings: Settings, tier: str) -> str:
-    from bridge.pulsar.provisioning import try_rights
-    from bridge.pulsar.provisioning_plan import ingest_needs, push_needs
-    from bridge.routing.readings_topics import static_topics
-
     pulsar = settings.pulsar
     if tier in ("source", "sink"):
         return _source(settings) if tier == "source" else _sink(settings)
@@ -63,11 +63,6 @@ def _pulsar(settings: Settings, tier: str) -> str:
 
 def _source(settings: Settings) -> str:
     """Try the topics that `pulsebridge stream` reads: their statistics, which plan a batch, and a reader."""
-    from bridge.contract import partition_name
-    from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import try_rights
-    from bridge.routing.readings_topics import topics_to_read
-
     pulsar = settings.pulsar
     with PulsarAdmin(pulsar) as admin:
         topics = topics_to_read(settings, admin.topics)
@@ -85,10 +80,6 @@ def _source(settings: Settings) -> str:
 
 def _sink(settings: Settings) -> str:
     """Try the first step of a write of commands, and the producers of its tasks."""
-    from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import partitions_ready, try_rights
-    from bridge.pulsar.provisioning_plan import topic_need
-
     pulsar = settings.pulsar
     commands = pulsar.system_topic(COMMANDS_TOPIC)
     with PulsarAdmin(pulsar) as admin:
@@ -103,9 +94,6 @@ def _sink(settings: Settings) -> str:
 
 
 def _needs(settings: Settings, needs: Needs) -> str:
-    from bridge.pulsar.admin import PulsarAdmin
-    from bridge.pulsar.provisioning import look, verify
-
     with PulsarAdmin(settings.pulsar) as admin:
         if settings.pulsar.provision == "verify":
             unchecked = verify(admin, needs)
@@ -125,10 +113,6 @@ def _needs(settings: Settings, needs: Needs) -> str:
 
 
 def _filters(settings: Settings) -> str:
-    from bridge.mqtt.device import try_subscribing
-    from bridge.mqtt.refusals import subscriber
-    from bridge.routing.rules import subscriptions, with_resume
-
     needed = subscriptions(settings.ingest)
     filters = [f for f in with_resume(needed, settings.ingest) if not f.startswith("$share/")]
     codes = try_subscribing(settings.mqtt, filters)
