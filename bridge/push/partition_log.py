@@ -27,14 +27,13 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.contract.commands import CommandPosition
-from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
-from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, Producer, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, PulsarClient, our_errors, received
 from bridge.pulsar.messages import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
-from bridge.pulsar.sending import close_quietly
+from bridge.pulsar.sending import PartitionWriters, close_quietly
 from bridge.pulsar.topic_end import end_of
 from bridge.push.cursor_log import CursorLog, Failed, Writes
 from bridge.push.puller import Puller
@@ -43,7 +42,7 @@ from bridge.push.request_log import RequestLog
 from bridge.push.threads import Budget, start_thread
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
+__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "receive_commands"]
 
 log = structlog.get_logger("push")
 
@@ -153,36 +152,6 @@ class Arrived:
     message: StoredMessage
 
 
-class WrittenTopics:
-    """The partitions of the topics that a process writes to, by key, and a producer for each."""
-
-    def __init__(self, client: PulsarClient) -> None:
-        self._client = client
-        self._partitions: dict[str, list[str]] = {}
-        self._producers: dict[str, Producer] = {}
-
-    def partitions(self, local: str) -> list[str]:
-        """Return the partitions of a topic, which are asked for once."""
-        names = self._partitions.get(local)
-        if names is None:
-            topic = self._client.settings.system_topic(local)
-            names = self._partitions[local] = self._client.partitions(topic) or [topic]
-        return names
-
-    def partition(self, local: str, key: str) -> str:
-        """Return the partition that has the messages with ``key``."""
-        names = self.partitions(local)
-        return names[partition_of(key, len(names))]
-
-    def producer(self, topic: str, *, batching: bool = False) -> Producer:
-        """Return the producer of a partition, which sends chunks if it does not batch."""
-        found = self._producers.get(topic)
-        if found is None:
-            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=60_000)
-            self._producers[topic] = found
-        return found
-
-
 class PartitionLog:
     """The client, the cursors partition, and the topics that a partition writes to. Once it is subscribed: its commands,
     its parked commands by position, and the requests of its devices.
@@ -194,7 +163,7 @@ class PartitionLog:
         self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
-        self._topics = WrittenTopics(self._client)
+        self._writers = PartitionWriters(self._client, 60_000, chunking=True)
         self.partition = partition
         self.commands = self._partition(COMMANDS_TOPIC)
         self.writes = Writes(post)
@@ -235,7 +204,7 @@ class PartitionLog:
         self._closes.append(presence.close)
         if self._requests is not None:
             self._requests.start()
-        self._topics.partitions(RECEIPTS_TOPIC)  # while it is known how many partitions it has
+        self._writers.partitions(RECEIPTS_TOPIC)  # while it is known how many partitions it has
         self.puller = Puller(
             self._client,
             self.commands,
@@ -266,7 +235,7 @@ class PartitionLog:
 
     def is_ours(self, device: str) -> bool:
         """Return whether the device's commands are in this partition."""
-        return self._topics.partition(COMMANDS_TOPIC, device) == self.commands
+        return self._writers.partition(COMMANDS_TOPIC, device) == self.commands
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
@@ -286,13 +255,13 @@ class PartitionLog:
 
     def write_receipt(self, device: str, payload: bytes, token: object) -> None:
         """Write one receipt row with the next flush of ``receipts``, which reports when it is stored."""
-        self.receipts.write(self._topics.partition(RECEIPTS_TOPIC, device), device, payload, token)
+        self.receipts.write(self._writers.partition(RECEIPTS_TOPIC, device), device, payload, token)
 
     def write_dead_letter(self, device: str, payload: bytes, properties: dict[str, str], token: object) -> None:
         """Write one dead letter, unbatched and chunked (H5); ``Stored(token)`` follows."""
-        topic = self._topics.partition(DEAD_LETTERS_TOPIC, device)
+        topic = self._writers.partition(DEAD_LETTERS_TOPIC, device)
         key = letter_key(device) or "unknown"
-        self.writes.send(self._topics.producer(topic), topic, key, payload, token, properties)
+        self.writes.send(self._writers.of(topic), topic, key, payload, token, properties)
 
     def close(self) -> None:
         """Close everything; what is not acknowledged arrives again, at the next owner."""
