@@ -139,9 +139,9 @@ class PushTopics:
 
     # --- one partition ---
 
-    def records(self, partition: int, *, remembered_ids: int = 0) -> PartitionView:
+    def records(self, partition: int) -> PartitionView:
         """Read cursors, parked ids and presence of a partition."""
-        view = PartitionView(partition, remembered_ids=remembered_ids)
+        view = PartitionView(partition)
         for local, take in ((CURSORS_TOPIC, view.take_record), (PRESENCE_TOPIC, view.take_presence)):
             if partition < self.count(local):
                 for key, payload in self.keyed(local, partition):
