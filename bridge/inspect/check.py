@@ -1,49 +1,125 @@
-"""Rights check of one tier's credentials, without a write, a read or an acknowledgement.
+"""``pulsebridge check``: whether every endpoint answers, and the rights of a tier.
 
-It tries a subscription in a separate session, which it closes at once; it opens and closes a producer or reader.
-It does not check the right to publish at the MQTT broker, because that requires a publish.
+It dials every endpoint once, with a separate client id, and consumes nothing. It decides which result is an answer and
+which remedy belongs to a failure; the clients dial.
+
+The rights of a tier's credentials are checked without a write, a read or an acknowledgement: it tries a subscription in
+a separate session, which it closes at once, and it opens and closes a producer or reader. It does not check the right
+to publish at the MQTT broker, because that requires a publish.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC, partition_name
-from bridge.errors import DeniedError, RefusedError
-from bridge.inspect.check.endpoints import Finding, dial_one
-from bridge.mqtt.device import try_subscribing
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.mqtt.device import probe, try_subscribing
 from bridge.mqtt.refusals import subscriber
+from bridge.mqtt.types import Connected
 from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.dial import dial
 from bridge.pulsar.provisioning import look, partitions_ready, try_rights, verify
 from bridge.pulsar.provisioning_plan import Needs, ingest_needs, push_needs, topic_need
 from bridge.routing.readings_topics import static_topics, topics_to_read
 from bridge.routing.rules import subscriptions, with_resume
-from bridge.settings import Settings
+from bridge.settings import MqttSettings, Settings
 
-__all__ = ["TIERS", "check_rights"]
+__all__ = ["TIERS", "Finding", "check_endpoints", "check_rights"]
 
 TIERS: Final = ("ingest", "source", "sink", "push")
+_NAMED_ABOVE: Final = "the settings named above"
+_TIMEOUT_S: Final = 5.0
+"""Time for one endpoint to answer, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    address: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    took_ms: int = 0
+
+
+def check_endpoints(settings: Settings) -> list[Finding]:
+    """Dial each MQTT link, Pulsar and Pulsar's admin; return a finding for each. Failures are findings, not errors."""
+    pulsar = settings.pulsar
+    found = []
+    for name, mqtt in settings.links().items():
+        label = f"MQTT link {name}" if settings.ingest.links else "MQTT broker"
+        address = f"{mqtt.host}:{mqtt.port}"
+        found.append(_finding(label, address, "mqtt.host, mqtt.port", partial(_dial_mqtt, mqtt)))
+    found.append(_finding("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _dial_pulsar(settings)))
+    if pulsar.provision != "off":  # else no tier uses it
+        found.append(_finding("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _dial_admin(settings)))
+    return found
+
+
+def _finding(name: str, address: str, setting: str, act: Callable[[], str]) -> Finding:
+    """Return the result of ``act``, or its error, as a finding; ``setting`` names the settings of the endpoint."""
+    start = time.monotonic()
+    try:
+        detail = act()
+    except PulsebridgeError as e:
+        if e.remedy:
+            remedy = e.remedy
+        elif isinstance(e, RefusedError):
+            remedy = "the endpoint answers, but refuses: check the user, password, token or certificate in the settings"
+        else:
+            remedy = f"start the server (pulsebridge up starts local ones), or set {setting}"
+        return Finding(name, address, False, e.what, remedy, round((time.monotonic() - start) * 1000))
+    return Finding(name, address, True, detail, "", round((time.monotonic() - start) * 1000))
+
+
+def _dial_mqtt(settings: MqttSettings) -> str:
+    found = probe(settings)
+    if isinstance(found, Connected):
+        return f"supports MQTT {settings.protocol}, receive maximum {found.receive_maximum}"
+    if found.remedy is not None:
+        raise DeniedError(found.why, remedy=found.remedy)
+    raise TransientError(found.why)
+
+
+def _dial_pulsar(settings: Settings) -> str:
+    dial(settings.pulsar, _TIMEOUT_S)  # reports at once a failure that the client reports only after its timeout
+    pulsar = settings.pulsar.model_copy(update={"operation_timeout": _TIMEOUT_S})
+    with PulsarClient(pulsar) as client:
+        # A look-up creates no topic and reads no message, but passes authentication.
+        client.partitions(pulsar.readings_topic("pulsebridge-check"))
+    return "answers look-ups"
+
+
+def _dial_admin(settings: Settings) -> str:
+    with PulsarAdmin(settings.pulsar, timeout_s=_TIMEOUT_S) as admin:
+        return f"cluster {admin.cluster()}"
+
+
+# --- rights ---
 
 
 def check_rights(settings: Settings, tier: str) -> list[Finding]:
     """Return a finding for each server that the tier uses; failures are findings, not errors."""
     pulsar = settings.pulsar
-    found = [_tried("Pulsar rights", pulsar.service_url, lambda: _pulsar(settings, tier))]
+    found = [_finding("Pulsar rights", pulsar.service_url, _NAMED_ABOVE, lambda: _pulsar_rights(settings, tier))]
     if tier == "ingest":
         for name, mqtt in settings.links().items():
             address = f"{mqtt.host}:{mqtt.port}"
             label = "MQTT rights" if name == "mqtt" else f"MQTT {name} rights"
             one = settings.model_copy(update={"mqtt": mqtt})
-            found.append(_tried(label, address, lambda one=one: _filters(one)))  # type: ignore[misc]
+            found.append(_finding(label, address, _NAMED_ABOVE, partial(_filters, one)))
     return found
 
 
-def _tried(name: str, address: str, act: Callable[[], str]) -> Finding:
-    return dial_one(name, address, "the settings named above", act)
-
-
-def _pulsar(settings: Settings, tier: str) -> str:
+def _pulsar_rights(settings: Settings, tier: str) -> str:
     pulsar = settings.pulsar
     if tier in ("source", "sink"):
         return _source(settings) if tier == "source" else _sink(settings)
