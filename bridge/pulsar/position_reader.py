@@ -1,4 +1,4 @@
-"""Reads single messages of a partition by their positions.
+"""Reads messages of a partition by their positions: up to one position, or single ones.
 
 A new reader is dear: tens of milliseconds, and a third of a second while Pulsar warms up after a restart. To read on
 to a message farther behind costs its way. Both are measured, because neither is known before: an entry may have one
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.errors import TransientError
-from bridge.pulsar.client import Message, PulsarClient, message_id, our_errors, received
-from bridge.pulsar.messages import StoredMessage, stored_message
+from bridge.pulsar.client import Message, MessageId, PulsarClient, message_id, our_errors, received
+from bridge.pulsar.messages import StoredMessage, position_of, stored_message
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
 
-__all__ = ["NothingComes", "Pace", "PositionReader"]
+__all__ = ["NothingComes", "Pace", "PositionReader", "read_up_to"]
 
 _NEAR: Final = 10_000
 _QUEUE: Final = 10
@@ -39,6 +39,44 @@ _WEIGHT: Final = 0.2
 
 class NothingComes(TransientError):
     """Raised when for half a minute no message comes, and Pulsar says that there is one."""
+
+
+def read_up_to(
+    client: PulsarClient, topic: str, start: MessageId, until: CommandPosition, *, over: Callable[[], bool]
+) -> Generator[Message]:
+    """Yield the messages of a partition from ``start`` up to that at ``until``, or the first one behind it.
+
+    It ends before if nothing is there, or if it is ``over``. Raises TransientError when nothing comes for half a minute.
+    """
+    reader: Any = client.reader(topic, start)
+    try:
+        end = time.monotonic() + _PATIENCE_S
+        while not over():
+            message = received(reader.read_next, _READ_MS, f"reading {topic}")
+            if message is not None:
+                yield message
+                if position_of(message.message_id()) >= until:
+                    return
+                end = time.monotonic() + _PATIENCE_S
+            elif _more(reader, client, topic, until) is False:
+                return
+            elif time.monotonic() > end:
+                raise TransientError(f"reading {topic}: nothing comes")
+    finally:
+        close_quietly(reader)
+
+
+def _more(reader: Any, client: PulsarClient, topic: str, wanted: CommandPosition) -> bool | None:
+    """Whether Pulsar has a message at the reader's position or behind it, or the wanted one, which a broker may deny
+    (``topic_end``); None while it does not answer.
+    """
+    try:
+        with our_errors(f"asking for the end of {topic}"):
+            if reader.has_message_available():
+                return True
+        return has_entry(client.settings, topic, wanted)
+    except TransientError:
+        return None
 
 
 class Pace:
@@ -126,7 +164,7 @@ class PositionReader:
         while not self._over():
             came = self._next()
             if came is None:
-                more = self._more(wanted)
+                more = _more(self._reader, self._client, self._topic, wanted)
                 if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
@@ -176,16 +214,6 @@ class PositionReader:
             same = position.ledger == self._at.ledger
             self._pace.read(max(1, position.entry - self._at.entry) if same else 1, self._spent)
         self._spent, self._waited = 0.0, False
-
-    def _more(self, wanted: CommandPosition) -> bool | None:
-        """Whether Pulsar has a message at the reader's position, or behind it; None while it does not answer."""
-        try:
-            with our_errors(f"asking for the end of {self._topic}"):
-                if self._reader.has_message_available():
-                    return True
-            return has_entry(self._client.settings, self._topic, wanted)
-        except TransientError:
-            return None
 
     def _keep(self, position: CommandPosition, message: StoredMessage) -> None:
         self._passed[position] = message
