@@ -25,24 +25,10 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from bridge.contract import (
-    CURSORS_TOPIC,
-    GROUP_ROSTER_TOPIC,
-    INSTANCES_TOPIC,
-    PRESENCE_TOPIC,
-    base_topic,
-)
+from bridge.contract import CURSORS_TOPIC, GROUP_ROSTER_TOPIC, INSTANCES_TOPIC, PRESENCE_TOPIC, base_topic
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
-from bridge.pulsar.client import (
-    EARLIEST,
-    MessageId,
-    PulsarClient,
-    key_of,
-    message_id,
-    our_errors,
-    received,
-)
+from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, key_of, message_id, our_errors, received
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.provisioning_plan import (
     COMPACTION_THRESHOLD_BYTES,

@@ -160,7 +160,6 @@ class PartitionLog:
     def __init__(self, settings: PulsarSettings, partition: int, post: Callable[[object], None]) -> None:
         # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
         patient = settings.model_copy(update={"operation_timeout": min(settings.operation_timeout, 5.0)})
-        self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
         self._writers = PartitionWriters(self._client, 60_000, chunking=True)
@@ -177,7 +176,7 @@ class PartitionLog:
         """The last position of the commands when they were subscribed to."""
 
     def _partition(self, topic: str) -> str:
-        return partition_name(self._settings.system_topic(topic), self.partition)
+        return partition_name(self._client.settings.system_topic(topic), self.partition)
 
     def _thread_failed(self, error: Exception) -> None:
         self._post(Failed(error))
@@ -216,11 +215,11 @@ class PartitionLog:
         )
         self._closes.append(self.puller.close)
         self._consumer = consumer
-        self.last = end_of(self._settings, self.commands, last)
+        self.last = end_of(self._client.settings, self.commands, last)
 
     def _subscribe_to_requests(self, most_found: int) -> RequestLog | None:
         """Return the requests of this partition's devices, None if their topic does not exist."""
-        topics = self._client.partitioned(self._settings.system_topic(RESUME_TOPIC))
+        topics = self._client.partitioned(self._client.settings.system_topic(RESUME_TOPIC))
         if len(topics) <= self.partition:
             return None
         return RequestLog(

@@ -23,13 +23,7 @@ import structlog
 
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError
-from bridge.pulsar.client import (
-    Producer,
-    PulsarClient,
-    message_id,
-    our_errors,
-    received,
-)
+from bridge.pulsar.client import Producer, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.messages import StoredMessage, position_of
 from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION

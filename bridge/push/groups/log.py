@@ -42,7 +42,6 @@ from bridge.pulsar.messages import leave_out_foreign, read_records
 from bridge.pulsar.sending import PartitionWriters, Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.metrics import PushMetrics
-from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
 
@@ -66,21 +65,14 @@ class Stopped(Exception):
 class GroupLog:
     """The Pulsar objects of the expander while this process owns the roster, or tries to."""
 
-    def __init__(
-        self,
-        client: PulsarClient,
-        settings: PulsarSettings,
-        token: str,
-        over: Callable[[], bool],
-        metrics: PushMetrics,
-    ) -> None:
+    def __init__(self, client: PulsarClient, token: str, over: Callable[[], bool], metrics: PushMetrics) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
         self._client = client
         self._token = token
         self._over = over
         self._metrics = metrics
-        self.commands = partition_name(settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
-        self._roster = partition_name(settings.system_topic(GROUP_ROSTER_TOPIC), 0)
+        self.commands = partition_name(client.settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
+        self._roster = partition_name(client.settings.system_topic(GROUP_ROSTER_TOPIC), 0)
         self._producer: Producer | None = None
         self._proof: Iterable[tuple[str, Message]] = ()  # what we write, and what anyone writes besides
         self._consumer: Any = None
