@@ -80,7 +80,6 @@ class PresenceLog:
         self._post = post
         self._closing = threading.Event()
         self._from: MessageId = EARLIEST
-        self._warned = False
         self._thread = threading.Thread(target=self._run, name=f"push-presence-{partition}", daemon=True)
         self._thread.start()
 
@@ -110,15 +109,16 @@ class PresenceLog:
         topic = settings.system_topic(PRESENCE_TOPIC)
         partitions = self._client.partitioned(topic)
         commands = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
-        if partitions and len(partitions) != len(commands) and not self._warned:
-            self._warned = True
+        if partitions and len(partitions) != len(commands):
             log.warning(
                 f"what ingest hears wakes no device: run pulsar-admin topics delete-partitioned-topic {topic}, and it is "
                 "re-created with as many partitions as the commands have",
                 partitions=len(partitions),
                 wanted=len(commands),
+                shown=1,
             )
-        return partitions[self._partition] if partitions and len(partitions) == len(commands) else None
+            return None
+        return partitions[self._partition] if partitions else None
 
     def _read(self, topic: str) -> None:
         """Hand on each record with those that come close behind it."""

@@ -49,8 +49,6 @@ class TopicWatch:
         self._forgotten = forgotten
         self._had: dict[str, int] = {}
         """Topic to the number of its partitions."""
-        self._reported: set[str] = set()
-        """Deleted topics that push cannot re-create."""
         self._ledgers: set[int] = set()
 
     def look(self) -> None:
@@ -70,7 +68,6 @@ class TopicWatch:
                 )
             if count:
                 self._had[need.topic] = count
-                self._reported.discard(need.topic)
         ledgers = {int(ledger["ledgerId"]) for ledger in self._admin.internal_stats(self._cursors)["ledgers"]}
         if self._ledgers and ledgers and not ledgers & self._ledgers:
             self._forgotten()
@@ -91,13 +88,13 @@ class TopicWatch:
                 "topic was deleted with its messages, and push re-created it. Action: see which program deletes it",
                 topic=need.topic,
             )
-        elif need.topic not in self._reported:
-            self._reported.add(need.topic)
+        else:
             log.warning(
                 "topic was deleted, commands wait until it is there again; run these commands",
                 topic=need.topic,
                 run=[step.shell for step in topic_steps(need)],
                 why=why,
+                shown=1,
             )
         return count
 
@@ -236,7 +233,6 @@ class PushWorker:
         self._stopping.set()
 
     def _provision(self) -> int:
-        warned = False
         pulsar = self._settings.pulsar
         part = self._health.part("provisioning")
         off = pulsar.provision == "off"
@@ -250,8 +246,6 @@ class PushWorker:
                     return count
                 except TransientError as e:
                     part.waits(str(e))
-                    if not warned:
-                        log.warning("Pulsar is away. Action: see that it is up", why=str(e))
-                        warned = True
+                    log.warning("Pulsar is away. Action: see that it is up", why=str(e), shown=1)
                     self._stopping.wait(_WAIT_S)
         return 0
