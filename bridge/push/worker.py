@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, GROUP_ROSTER_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import ConfigError, DeniedError, PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.pulsar.admin import PulsarAdmin, rest_path
@@ -205,11 +205,11 @@ class PushWorker:
             watch(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
             if settings.metrics.port:
                 watch(_watching(settings, health, "push-lag", _LAG_EVERY_S, lambda a: partial(_show_lag, a, metrics)))
-            watch(
-                watching_compaction(
-                    settings, health, list(metrics), lambda n: owners[n].cursors_aged(), groups.roster_aged
-                )
-            )
+            rewriters = {
+                CURSORS_TOPIC: lambda number: owners[number].cursors_aged(),
+                GROUP_ROSTER_TOPIC: lambda _number: groups.roster_aged(),
+            }
+            watch(watching_compaction(settings, health, list(metrics), rewriters))
             if settings.pulsar.provision != "off":
                 first = min(metrics)
                 watch(

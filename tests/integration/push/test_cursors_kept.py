@@ -198,7 +198,7 @@ def test_h24_a_retention_subscription_that_cannot_move_does_not_block_another_on
         start = standing(topic)
         topic.compact()
         not_there = 5
-        with watching_compaction(settings, Health(10.0), [not_there, 0], lambda _: False, lambda: False):
+        with watching_compaction(settings, Health(10.0), [not_there, 0], {}):
             poll_for(lambda: standing(topic).entry == start.entry + 43, 30, "the hold moves")
 
 
