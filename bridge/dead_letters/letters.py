@@ -24,7 +24,7 @@ from bridge.contract import (
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.display import printable
 
-__all__ = ["HEAD_BYTES", "MAX_PROPERTIES_BYTES", "MAX_WHOLE_BYTES", "dead_letter", "letter_key"]
+__all__ = ["DEAD_PROPERTIES", "HEAD_BYTES", "MAX_PROPERTIES_BYTES", "MAX_WHOLE_BYTES", "dead_letter", "letter_key"]
 
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
 """Payloads up to this size, in bytes, are kept whole."""
@@ -41,7 +41,9 @@ _NAMED = 20
 """Most cut properties that ``P_DEAD_CUT`` names."""
 _NAMED_CHARACTERS = 256
 _ENCODED = (P_USER, P_CORRELATION)
-_OWN = (P_DEAD_REASON, P_DEAD_TOPIC, P_DEAD_AT, P_DEAD_LENGTH, P_DEAD_SHA256, P_DEAD_KEY, P_DEVICE)
+DEAD_PROPERTIES = (P_DEAD_REASON, P_DEAD_TOPIC, P_DEAD_AT, P_DEAD_LENGTH, P_DEAD_SHA256, P_DEAD_KEY)
+"""What a dead letter adds to the properties of its message, besides ``P_DEAD_CUT``."""
+_OWN = (*DEAD_PROPERTIES, P_DEVICE)
 
 
 def letter_key(name: str) -> str:

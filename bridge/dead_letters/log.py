@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
 from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, note_of
 from bridge.errors import TerminalError
-from bridge.pulsar.client import NO_TEXT, Message, PulsarClient, key_of, properties_of
+from bridge.pulsar.client import Message, PulsarClient
+from bridge.pulsar.messages import stored_message
 from bridge.pulsar.topic_end import read_partition
 
 __all__ = ["DeadLetterLog"]
@@ -42,18 +43,16 @@ class DeadLetterLog:
 
 
 def _record(message: Message, partition: int) -> DeadLetter | Note:
-    key, properties = key_of(message), properties_of(message)
-    payload = message.data()
-    note = note_of(properties or {}, payload)
+    stored = stored_message(message)
+    note = note_of(stored.properties, stored.payload)
     if note is not None:
         return note
-    at = message.message_id()
     return DeadLetter(
-        LetterId(partition, LetterPosition(at.ledger_id(), at.entry_id(), at.batch_index())),
-        key or "",
-        payload,
-        properties or {},
+        LetterId(partition, LetterPosition(*stored.position)),
+        stored.key,
+        stored.payload,
+        stored.properties,
         message.event_timestamp(),
-        message.publish_timestamp() * 1000,
-        NO_TEXT if key is None or properties is None else "",
+        stored.published_ms * 1000,
+        stored.problem,
     )

@@ -12,12 +12,7 @@ from bridge.contract import (
     DEAD_MALFORMED,
     GROUP_COMMANDS_TOPIC,
     P_COMMAND_TOPIC,
-    P_DEAD_AT,
     P_DEAD_CUT,
-    P_DEAD_KEY,
-    P_DEAD_LENGTH,
-    P_DEAD_REASON,
-    P_DEAD_SHA256,
     P_DEAD_TOPIC,
     P_DEVICE,
     P_REPLAYED,
@@ -28,6 +23,7 @@ from bridge.contract import (
 )
 from bridge.contract.commands import decode_command
 from bridge.contract.groups import decode_group_command
+from bridge.dead_letters.letters import DEAD_PROPERTIES
 from bridge.dead_letters.records import DeadLetter
 from bridge.errors import ContractError
 from bridge.mqtt.envelope import message_of
@@ -35,8 +31,6 @@ from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAs
 from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["Refusal", "Replay", "replay_of"]
-
-_DEAD_PROPERTIES = (P_DEAD_AT, P_DEAD_CUT, P_DEAD_KEY, P_DEAD_LENGTH, P_DEAD_REASON, P_DEAD_SHA256, P_DEAD_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,7 @@ def replay_of(letter: DeadLetter, settings: PulsarSettings, mapper: Mapper | Non
         return Refusal(letter, "its payload is the malformed packet: the device must republish the message")
     if P_DEAD_CUT in letter.properties:
         return Refusal(letter, "its envelope was too large and is cut: it differs from the published one")
-    properties = {name: value for name, value in letter.properties.items() if name not in _DEAD_PROPERTIES}
+    properties = {name: value for name, value in letter.properties.items() if name not in DEAD_PROPERTIES}
     if not properties.get(P_DEVICE):
         properties.pop(P_DEVICE, None)
     properties[P_REPLAYED] = str(letter.id)

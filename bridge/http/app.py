@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from bridge.http.access import Filters, Tokens, allows, host_problem, page_problem
-from bridge.http.requests import PREFIX, Refusal, message_of
+from bridge.http.requests import PREFIX, InvalidRequestError, message_of
 from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError
 from bridge.killpoints import reach
 from bridge.mqtt.types import Message
@@ -113,9 +113,10 @@ class HttpApp:
             return Answer(405, {"message": "publish with POST"}, (("Allow", "POST"),))
         if self.closing:
             return busy("the service is stopping; the message was not accepted")
-        message = message_of(path, query, head.headers, b"")
-        if isinstance(message, Refusal):
-            return Answer(400, {"message": message.why})
+        try:
+            message = message_of(path, query, head.headers)
+        except InvalidRequestError as e:
+            return Answer(400, {"message": str(e)})
         if not all(allows(filters, message.topic) for filters in granted):
             return Answer(403, {"message": "this token or certificate does not allow the topic"})
         if not self._http.allow_resume and allows(self._resume, message.topic):

@@ -1,4 +1,4 @@
-"""Decodes an HTTP request: bytes in, a message or a refusal out.
+"""Decodes an HTTP request: bytes in, a message out.
 
 The model is AWS IoT's publish over HTTPS, with the same path and query parameters. Its ``x-amz-mqtt5-…`` headers are
 accepted as well as Pulsebridge's own (``mqtt-…``), so that a device made for it needs only another address.
@@ -10,12 +10,12 @@ import base64
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["PREFIX", "Refusal", "message_of"]
+__all__ = ["PREFIX", "InvalidRequestError", "message_of"]
 
 PREFIX: Final = b"/topics/"
 
@@ -26,50 +26,41 @@ _QUERY: Final = ("qos", "contentType", "responseTopic", "messageExpiry", "retain
 _FORMATS: Final = {"0": 0, "1": 1, "UNSPECIFIED_BYTES": 0, "UTF8_DATA": 1}
 
 
-class Refusal(NamedTuple):
-    """A request that publishes nothing; the client reads ``why``."""
-
-    why: str
+class InvalidRequestError(Exception):
+    """Raised if a request publishes nothing; the client reads its text."""
 
 
-class _Refused(Exception):
-    pass
-
-
-def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Message | Refusal:
-    """Return the message that a ``POST`` to ``raw_path`` publishes.
+def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Message:
+    """Return the message that a ``POST`` to ``raw_path`` publishes, without its payload. Raises InvalidRequestError.
 
     ``raw_path`` is unchanged; this function percent-decodes its topic once. ``headers`` have lower-case names.
     """
-    try:
-        topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
-        if not topic:
-            raise _Refused("the topic is empty")
-        if "+" in topic or "#" in topic:
-            raise _Refused("the topic must have no wildcard, '+' or '#'")
-        if topic.startswith("$"):
-            raise _Refused("the topic must not begin with '$': such topics are the broker's own")
-        asked = _query(query)
-        properties = _properties(asked, headers)
-        if asked.get("retain", "false") != "false":
-            raise _Refused("retain must be false: Pulsebridge keeps no retained messages, the MQTT broker does")
-        qos = asked.get("qos", "1")
-        if qos not in ("0", "1"):
-            raise _Refused(f"qos must be 0 or 1, not {qos[:20]!r}")
-    except _Refused as e:
-        return Refusal(str(e))
-    return Message(topic, body, int(qos), False, False, 0, None if properties == PublishProperties() else properties)
+    topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
+    if not topic:
+        raise InvalidRequestError("the topic is empty")
+    if "+" in topic or "#" in topic:
+        raise InvalidRequestError("the topic must have no wildcard, '+' or '#'")
+    if topic.startswith("$"):
+        raise InvalidRequestError("the topic must not begin with '$': such topics are the broker's own")
+    asked = _query(query)
+    properties = _properties(asked, headers)
+    if asked.get("retain", "false") != "false":
+        raise InvalidRequestError("retain must be false: Pulsebridge keeps no retained messages, the MQTT broker does")
+    qos = asked.get("qos", "1")
+    if qos not in ("0", "1"):
+        raise InvalidRequestError(f"qos must be 0 or 1, not {qos[:20]!r}")
+    return Message(topic, b"", int(qos), False, False, 0, None if properties == PublishProperties() else properties)
 
 
 def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise _Refused(f"{what} is not UTF-8") from None
+        raise InvalidRequestError(f"{what} is not UTF-8") from None
     if "\0" in text:
-        raise _Refused(f"{what} contains U+0000")
+        raise InvalidRequestError(f"{what} contains U+0000")
     if len(raw) > limit:
-        raise _Refused(f"{what} has {len(raw)} bytes, MQTT allows {_MAX_TEXT}")
+        raise InvalidRequestError(f"{what} has {len(raw)} bytes, MQTT allows {_MAX_TEXT}")
     return text
 
 
@@ -81,11 +72,11 @@ def _query(query: bytes) -> dict[str, str]:
         )
         if name not in _QUERY:
             near = difflib.get_close_matches(name[:50], _QUERY, n=1)
-            raise _Refused(
+            raise InvalidRequestError(
                 f"unknown query parameter {name[:50]!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(_QUERY))
             )
         if name in found:
-            raise _Refused(f"the query parameter {name} is given twice")
+            raise InvalidRequestError(f"the query parameter {name} is given twice")
         found[name] = value
     return found
 
@@ -102,9 +93,9 @@ def _properties(asked: dict[str, str], headers: Iterable[tuple[bytes, bytes]]) -
         elif name == "content-type" or name.startswith(("mqtt-", "x-amz-mqtt5-")):
             name = name.removeprefix("x-amz-mqtt5-").removeprefix("mqtt-")
             if name not in _FIELDS:
-                raise _Refused(f"unknown header {raw_name.decode('latin-1')[:80]!r}")
+                raise InvalidRequestError(f"unknown header {raw_name.decode('latin-1')[:80]!r}")
             if name in single:
-                raise _Refused(f"the header {raw_name.decode('latin-1')} is given twice")
+                raise InvalidRequestError(f"the header {raw_name.decode('latin-1')} is given twice")
             # Correlation data is bounded once it is decoded.
             single[name] = _text(raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT)
     single |= {_PARAMETERS[name]: text for name, text in asked.items() if name in _PARAMETERS}
@@ -115,7 +106,7 @@ def _properties(asked: dict[str, str], headers: Iterable[tuple[bytes, bytes]]) -
 def _pair(raw: bytes) -> tuple[str, str]:
     name, equals, value = raw.partition(b"=")
     if not equals:
-        raise _Refused("mqtt-user-property is name=value, both percent-encoded where they need to be")
+        raise InvalidRequestError("mqtt-user-property is name=value, both percent-encoded where they need to be")
     what = "mqtt-user-property"
     return _text(unquote_to_bytes(name), what), _text(unquote_to_bytes(value), what)
 
@@ -126,10 +117,10 @@ def _aws_pairs(raw: bytes) -> Iterator[tuple[str, str]]:
         members = json.loads(base64.b64decode(raw, validate=True))
         pairs = [pair for member in members for pair in member.items()]
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise _Refused(f"{what} is base64 of a JSON array of objects") from None
+        raise InvalidRequestError(f"{what} is base64 of a JSON array of objects") from None
     for pair in pairs:
         if not all(isinstance(text, str) for text in pair):
-            raise _Refused(f"{what} has a value that is not a string")
+            raise InvalidRequestError(f"{what} has a value that is not a string")
         name, value = (_text(_utf8(text, what), what) for text in pair)
         yield name, value
 
@@ -138,12 +129,12 @@ def _utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:  # JSON can contain lone surrogates
-        raise _Refused(f"{what} is not UTF-8") from None
+        raise InvalidRequestError(f"{what} is not UTF-8") from None
 
 
 def _response_topic(text: str) -> str:
     if not text or "+" in text or "#" in text:
-        raise _Refused("the response topic is empty or has a wildcard")
+        raise InvalidRequestError("the response topic is empty or has a wildcard")
     return text
 
 
@@ -151,21 +142,21 @@ def _correlation(text: str) -> bytes:
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
-        raise _Refused("the correlation data is not base64") from None
+        raise InvalidRequestError("the correlation data is not base64") from None
     if len(data) > _MAX_TEXT:
-        raise _Refused(f"the correlation data has {len(data)} bytes, MQTT allows {_MAX_TEXT}")
+        raise InvalidRequestError(f"the correlation data has {len(data)} bytes, MQTT allows {_MAX_TEXT}")
     return data
 
 
 def _format(text: str) -> int:
     if text not in _FORMATS:
-        raise _Refused(f"the payload format is one of {', '.join(_FORMATS)}")
+        raise InvalidRequestError(f"the payload format is one of {', '.join(_FORMATS)}")
     return _FORMATS[text]
 
 
 def _expiry(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 32):
-        raise _Refused("the message expiry is a number of seconds below 2^32")
+        raise InvalidRequestError("the message expiry is a number of seconds below 2^32")
     return int(text)
 
 

@@ -18,12 +18,12 @@ from bridge.contract import INSTANCES_TOPIC, partition_name
 from bridge.errors import ContractError, PulsebridgeError, TerminalError
 from bridge.protocols.records import InstanceRecord
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import Producer, PulsarClient, key_of, our_errors
+from bridge.pulsar.client import Producer, PulsarClient, our_errors
+from bridge.pulsar.messages import leave_out_foreign, record_key
 from bridge.pulsar.provisioning import move_retention_subscription
 from bridge.pulsar.provisioning_plan import INSTANCES_RETENTION, compact_step
 from bridge.pulsar.sending import Receipts, close_quietly
 from bridge.pulsar.topic_end import read_partition
-from bridge.unreadable import leave_out
 
 __all__ = ["Advertiser", "read_board", "tidy"]
 
@@ -148,14 +148,13 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
     found: dict[str, InstanceRecord] = {}
     partition = partition_name(topic, 0)
     for message in read_partition(client, partition, compacted=True):
-        key, payload = key_of(message), message.data()
+        key, payload = record_key(message, partition), message.data()
         if key is None:
-            leave_out(partition, "its key is not UTF-8")
             continue
         found.pop(key, None)
         if payload:
             try:
                 found[key] = InstanceRecord.decode(payload)
             except ContractError as e:
-                leave_out(partition, e.what, key=key)
+                leave_out_foreign(partition, message.message_id(), e.what, key)
     return [found[name] for name in sorted(found)]

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import structlog
 
+from bridge.contract.partitioning import partition_of
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
@@ -81,25 +82,42 @@ class Receipts:
 
 
 class PartitionWriters:
-    """Producers by partition, opened at their first use. They are unbatched, because a refusal then names one message.
+    """The partitions of the topics that a process writes to, and a producer of each, opened at its first use.
 
-    ``most`` bounds the messages without a receipt.
+    They are unbatched unless ``of`` requests batches, because a refusal then names one message. ``most`` bounds the
+    messages without a receipt. With ``chunking`` an unbatched message may exceed Pulsar's limit.
     """
 
-    def __init__(self, client: PulsarClient, most: int = 1000) -> None:
+    def __init__(self, client: PulsarClient, most: int = 1000, *, chunking: bool = False) -> None:
         self._client = client
         self._most = most
+        self._chunking = chunking
+        self._partitions: dict[str, list[str]] = {}
         self._producers: dict[str, Producer] = {}
+
+    def partitions(self, local: str) -> list[str]:
+        """Return the partitions of a system topic, which are looked up once."""
+        names = self._partitions.get(local)
+        if names is None:
+            topic = self._client.settings.system_topic(local)
+            names = self._partitions[local] = self._client.partitions(topic) or [topic]
+        return names
+
+    def partition(self, local: str, key: str) -> str:
+        """Return the partition of a system topic that has the messages with ``key``."""
+        names = self.partitions(local)
+        return names[partition_of(key, len(names))]
 
     def add(self, partition: str, producer: Producer) -> None:
         """Use this producer for a partition; ``close`` closes it, too."""
         self._producers[partition] = producer
 
-    def of(self, partition: str) -> Producer:
+    def of(self, partition: str, *, batching: bool = False) -> Producer:
         """Return the producer of a partition. Raises as ``PulsarClient.producer``."""
         found = self._producers.get(partition)
         if found is None:
-            found = self._client.producer(partition, batching=False, max_pending=self._most)
+            chunking = self._chunking and not batching
+            found = self._client.producer(partition, batching=batching, chunking=chunking, max_pending=self._most)
             self._producers[partition] = found
         return found
 

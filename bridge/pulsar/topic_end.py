@@ -18,6 +18,7 @@ from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, Message, MessageId, PulsarClient, message_id, our_errors, received
+from bridge.pulsar.messages import position_of
 from bridge.pulsar.provisioning_plan import COMPACTION
 from bridge.pulsar.sending import close_quietly
 from bridge.settings.pulsar import PulsarSettings
@@ -155,8 +156,7 @@ def read_to_end(
             return
         message = received(reader.read_next, _READ_MS, f"reading {topic}")
         if message is not None:
-            id_ = message.message_id()
-            position = CommandPosition(id_.ledger_id(), id_.entry_id(), id_.batch_index())
+            position = position_of(message.message_id())
             if sought_at is None or position > last:
                 silent_since, last = None, position
                 yield message

@@ -11,7 +11,7 @@ Concepts, one name each:
 - *cursor*: up to which position a device's commands are settled (``cursor``, ``cursor_log``).
 - *segment*: stored ids of parked commands (``segments``, ``segment_log``).
 - *receipt*: the final state of a command, for its writer (``settlement``, ``receipt_log``).
-- *retention*: up to where Pulsar may trim (``retention``, ``compaction``).
+- *retention*: up to where Pulsar may trim (``retention``, ``bridge.pulsar.compaction``).
 - *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``owner``).
 - *presence*: signs of life and of absence (``probes``).
 - *resume*: a device asks for all that comes after a position (``resume``, ``resume_answers``, ``request_log``).

@@ -14,10 +14,10 @@ from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.messages import leave_out_foreign, read_records
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.push.device_protocol import new_secret
 from bridge.push.partition import Partition
-from bridge.push.position_reader import leave_out_foreign, read_records
 from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
 
@@ -335,7 +335,7 @@ class CursorRewriter:
     it contained. And slowly: records that are a day old; records of devices that do not exist any more are removed.
 
     The retention subscription of the partition stays before the oldest record that is still the last of its key
-    (``compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
+    (``bridge.pulsar.compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
     """
 
     def __init__(self, cursors: CursorLog) -> None:

@@ -21,6 +21,7 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.packets import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Disconnected
+from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import (
     Ack,
     Action,
@@ -42,7 +43,6 @@ from bridge.push.device_protocol import DeviceAnswer, PositionTags, check_topic,
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog
-from bridge.push.position_reader import StoredMessage
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
 from bridge.push.threads import Budget

@@ -27,23 +27,22 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.contract.commands import CommandPosition
-from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
-from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, Producer, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, PulsarClient, our_errors, received
+from bridge.pulsar.messages import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
-from bridge.pulsar.sending import close_quietly
+from bridge.pulsar.sending import PartitionWriters, close_quietly
 from bridge.pulsar.topic_end import end_of
 from bridge.push.cursor_log import CursorLog, Failed, Writes
-from bridge.push.position_reader import StoredMessage, leave_out_foreign, record_key, stored_message
 from bridge.push.puller import Puller
 from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog
 from bridge.push.threads import Budget, start_thread
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "WrittenTopics", "receive_commands"]
+__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "receive_commands"]
 
 log = structlog.get_logger("push")
 
@@ -81,7 +80,6 @@ class PresenceLog:
         self._post = post
         self._closing = threading.Event()
         self._from: MessageId = EARLIEST
-        self._warned = False
         self._thread = threading.Thread(target=self._run, name=f"push-presence-{partition}", daemon=True)
         self._thread.start()
 
@@ -111,15 +109,16 @@ class PresenceLog:
         topic = settings.system_topic(PRESENCE_TOPIC)
         partitions = self._client.partitioned(topic)
         commands = self._client.partitioned(settings.system_topic(COMMANDS_TOPIC))
-        if partitions and len(partitions) != len(commands) and not self._warned:
-            self._warned = True
+        if partitions and len(partitions) != len(commands):
             log.warning(
                 f"what ingest hears wakes no device: run pulsar-admin topics delete-partitioned-topic {topic}, and it is "
                 "re-created with as many partitions as the commands have",
                 partitions=len(partitions),
                 wanted=len(commands),
+                shown=1,
             )
-        return partitions[self._partition] if partitions and len(partitions) == len(commands) else None
+            return None
+        return partitions[self._partition] if partitions else None
 
     def _read(self, topic: str) -> None:
         """Hand on each record with those that come close behind it."""
@@ -153,36 +152,6 @@ class Arrived:
     message: StoredMessage
 
 
-class WrittenTopics:
-    """The partitions of the topics that a process writes to, by key, and a producer for each."""
-
-    def __init__(self, client: PulsarClient) -> None:
-        self._client = client
-        self._partitions: dict[str, list[str]] = {}
-        self._producers: dict[str, Producer] = {}
-
-    def partitions(self, local: str) -> list[str]:
-        """Return the partitions of a topic, which are asked for once."""
-        names = self._partitions.get(local)
-        if names is None:
-            topic = self._client.settings.system_topic(local)
-            names = self._partitions[local] = self._client.partitions(topic) or [topic]
-        return names
-
-    def partition(self, local: str, key: str) -> str:
-        """Return the partition that has the messages with ``key``."""
-        names = self.partitions(local)
-        return names[partition_of(key, len(names))]
-
-    def producer(self, topic: str, *, batching: bool = False) -> Producer:
-        """Return the producer of a partition, which sends chunks if it does not batch."""
-        found = self._producers.get(topic)
-        if found is None:
-            found = self._client.producer(topic, batching=batching, chunking=not batching, max_pending=60_000)
-            self._producers[topic] = found
-        return found
-
-
 class PartitionLog:
     """The client, the cursors partition, and the topics that a partition writes to. Once it is subscribed: its commands,
     its parked commands by position, and the requests of its devices.
@@ -191,10 +160,9 @@ class PartitionLog:
     def __init__(self, settings: PulsarSettings, partition: int, post: Callable[[object], None]) -> None:
         # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
         patient = settings.model_copy(update={"operation_timeout": min(settings.operation_timeout, 5.0)})
-        self._settings = settings
         self._client = PulsarClient(patient)
         self._post = post
-        self._topics = WrittenTopics(self._client)
+        self._writers = PartitionWriters(self._client, 60_000, chunking=True)
         self.partition = partition
         self.commands = self._partition(COMMANDS_TOPIC)
         self.writes = Writes(post)
@@ -208,7 +176,7 @@ class PartitionLog:
         """The last position of the commands when they were subscribed to."""
 
     def _partition(self, topic: str) -> str:
-        return partition_name(self._settings.system_topic(topic), self.partition)
+        return partition_name(self._client.settings.system_topic(topic), self.partition)
 
     def _thread_failed(self, error: Exception) -> None:
         self._post(Failed(error))
@@ -235,7 +203,7 @@ class PartitionLog:
         self._closes.append(presence.close)
         if self._requests is not None:
             self._requests.start()
-        self._topics.partitions(RECEIPTS_TOPIC)  # while it is known how many partitions it has
+        self._writers.partitions(RECEIPTS_TOPIC)  # while it is known how many partitions it has
         self.puller = Puller(
             self._client,
             self.commands,
@@ -247,11 +215,11 @@ class PartitionLog:
         )
         self._closes.append(self.puller.close)
         self._consumer = consumer
-        self.last = end_of(self._settings, self.commands, last)
+        self.last = end_of(self._client.settings, self.commands, last)
 
     def _subscribe_to_requests(self, most_found: int) -> RequestLog | None:
         """Return the requests of this partition's devices, None if their topic does not exist."""
-        topics = self._client.partitioned(self._settings.system_topic(RESUME_TOPIC))
+        topics = self._client.partitioned(self._client.settings.system_topic(RESUME_TOPIC))
         if len(topics) <= self.partition:
             return None
         return RequestLog(
@@ -266,7 +234,7 @@ class PartitionLog:
 
     def is_ours(self, device: str) -> bool:
         """Return whether the device's commands are in this partition."""
-        return self._topics.partition(COMMANDS_TOPIC, device) == self.commands
+        return self._writers.partition(COMMANDS_TOPIC, device) == self.commands
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
@@ -286,13 +254,13 @@ class PartitionLog:
 
     def write_receipt(self, device: str, payload: bytes, token: object) -> None:
         """Write one receipt row with the next flush of ``receipts``, which reports when it is stored."""
-        self.receipts.write(self._topics.partition(RECEIPTS_TOPIC, device), device, payload, token)
+        self.receipts.write(self._writers.partition(RECEIPTS_TOPIC, device), device, payload, token)
 
     def write_dead_letter(self, device: str, payload: bytes, properties: dict[str, str], token: object) -> None:
         """Write one dead letter, unbatched and chunked (H5); ``Stored(token)`` follows."""
-        topic = self._topics.partition(DEAD_LETTERS_TOPIC, device)
+        topic = self._writers.partition(DEAD_LETTERS_TOPIC, device)
         key = letter_key(device) or "unknown"
-        self.writes.send(self._topics.producer(topic), topic, key, payload, token, properties)
+        self.writes.send(self._writers.of(topic), topic, key, payload, token, properties)
 
     def close(self) -> None:
         """Close everything; what is not acknowledged arrives again, at the next owner."""

@@ -13,31 +13,29 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
 from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
-from bridge.errors import ContractError, TransientError
+from bridge.errors import ContractError
 from bridge.pulsar.client import (
     EARLIEST,
     Message,
     MessageId,
     PulsarClient,
-    ReceiveTimeout,
     key_of,
     message_id,
     our_errors,
     properties_of,
     received,
 )
-from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.topic_end import has_entry
+from bridge.pulsar.messages import position_of
+from bridge.pulsar.position_reader import read_up_to
 from bridge.push.actions import FindCommands
 from bridge.push.device_protocol import MAX_REQUEST_BYTES
-from bridge.push.position_reader import position_of
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.threads import Budget, start_thread
 
@@ -51,7 +49,6 @@ _QUEUE: Final = 10
 _PIECE: Final = 200
 """Messages that are read between two pauses."""
 _GATHER_S: Final = 0.02
-_PATIENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,26 +157,18 @@ class RequestLog:
         after = min(order.after for order in orders)
         until = max(order.until for order in orders)
         start = EARLIEST if after == BEFORE_ALL else message_id(self._partition, *after)
-        reader: Any = self._client.reader(self._commands, start)
         first: CommandPosition | None = None
-        count, since = 0, time.monotonic()
-        try:
-            while (message := self._next(reader, until)) is not None:
+        since = time.monotonic()
+        with closing(read_up_to(self._client, self._commands, start, until, over=self._closing.is_set)) as messages:
+            for count, message in enumerate(messages, 1):
                 position = position_of(message.message_id())
                 first = first or position
-                if position > until:
-                    break
                 found = wanted.get((properties_of(message) or {}).get(C_DEVICE, ""))
                 if found is not None and found.order.after < position <= found.order.until:
                     self._take(found, position, message)
-                if position == until:
-                    break
-                count += 1
                 if count % _PIECE == 0:
                     self._closing.wait(time.monotonic() - since)
                     since = time.monotonic()
-        finally:
-            close_quietly(reader)
         for found in wanted.values():
             # Pulsar trims whole ledgers, so within the ledger of the first one nothing is missing.
             after = found.order.after
@@ -195,25 +184,3 @@ class RequestLog:
         found.ids.extend((*position, command.expires_at_ms))
         if len(found.ids) >= 2 * (self._most_found + 1) * FOUND_WIDTH:
             del found.ids[: -(self._most_found + 1) * FOUND_WIDTH]  # the newest count, and that there were more
-
-    def _next(self, reader: Any, until: CommandPosition) -> Message | None:
-        """Return the next message, None at the end; before ``until`` it is not the end if that exists (``topic_end``)."""
-        end = time.monotonic() + _PATIENCE_S
-        while not self._closing.is_set():
-            with our_errors(f"reading {self._commands}"):
-                try:
-                    message: Message = reader.read_next(_RECEIVE_MS)
-                except ReceiveTimeout:
-                    if not reader.has_message_available() and not self._has(until):
-                        return None
-                else:
-                    return message
-            if time.monotonic() > end:
-                raise TransientError(f"reading {self._commands}: nothing comes")
-        return None
-
-    def _has(self, position: CommandPosition) -> bool:
-        try:
-            return has_entry(self._client.settings, self._commands, position)
-        except TransientError:
-            return True  # unknown: it is asked again

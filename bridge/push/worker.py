@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import structlog
 
-from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, GROUP_ROSTER_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import ConfigError, DeniedError, PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.compaction import watching_compaction
 from bridge.pulsar.provisioning import create_topic, existing_commands, provision_commands
 from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
 from bridge.pulsar.watch import watching, watching_pulsar
-from bridge.push.compaction import watching_compaction
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
 from bridge.push.metrics import PartitionMetrics, PushMetrics
@@ -49,8 +49,6 @@ class TopicWatch:
         self._forgotten = forgotten
         self._had: dict[str, int] = {}
         """Topic to the number of its partitions."""
-        self._reported: set[str] = set()
-        """Deleted topics that push cannot re-create."""
         self._ledgers: set[int] = set()
 
     def look(self) -> None:
@@ -70,7 +68,6 @@ class TopicWatch:
                 )
             if count:
                 self._had[need.topic] = count
-                self._reported.discard(need.topic)
         ledgers = {int(ledger["ledgerId"]) for ledger in self._admin.internal_stats(self._cursors)["ledgers"]}
         if self._ledgers and ledgers and not ledgers & self._ledgers:
             self._forgotten()
@@ -91,13 +88,13 @@ class TopicWatch:
                 "topic was deleted with its messages, and push re-created it. Action: see which program deletes it",
                 topic=need.topic,
             )
-        elif need.topic not in self._reported:
-            self._reported.add(need.topic)
+        else:
             log.warning(
                 "topic was deleted, commands wait until it is there again; run these commands",
                 topic=need.topic,
                 run=[step.shell for step in topic_steps(need)],
                 why=why,
+                shown=1,
             )
         return count
 
@@ -208,11 +205,11 @@ class PushWorker:
             watch(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
             if settings.metrics.port:
                 watch(_watching(settings, health, "push-lag", _LAG_EVERY_S, lambda a: partial(_show_lag, a, metrics)))
-            watch(
-                watching_compaction(
-                    settings, health, list(metrics), lambda n: owners[n].cursors_aged(), groups.roster_aged
-                )
-            )
+            rewriters = {
+                CURSORS_TOPIC: lambda number: owners[number].cursors_aged(),
+                GROUP_ROSTER_TOPIC: lambda _number: groups.roster_aged(),
+            }
+            watch(watching_compaction(settings, health, list(metrics), rewriters))
             if settings.pulsar.provision != "off":
                 first = min(metrics)
                 watch(
@@ -236,7 +233,6 @@ class PushWorker:
         self._stopping.set()
 
     def _provision(self) -> int:
-        warned = False
         pulsar = self._settings.pulsar
         part = self._health.part("provisioning")
         off = pulsar.provision == "off"
@@ -250,8 +246,6 @@ class PushWorker:
                     return count
                 except TransientError as e:
                     part.waits(str(e))
-                    if not warned:
-                        log.warning("Pulsar is away. Action: see that it is up", why=str(e))
-                        warned = True
+                    log.warning("Pulsar is away. Action: see that it is up", why=str(e), shown=1)
                     self._stopping.wait(_WAIT_S)
         return 0

@@ -46,8 +46,7 @@ def check(
 
         pulsebridge check --tier ingest --set pulsar.provision=verify
     """
-    from bridge.inspect.check.endpoints import check_endpoints
-    from bridge.inspect.check.rights import TIERS, check_rights
+    from bridge.inspect.check import TIERS, check_endpoints, check_rights
     from pulsebridge.shadowing import shadowed_here
 
     if tier is not None and tier not in TIERS:

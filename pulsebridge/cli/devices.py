@@ -102,7 +102,7 @@ def _backlog_of(topics: PushTopics, view: PartitionView, budget: Any) -> dict[st
 
     oldest: dict[str, int] = {}
     for position, command, published_ms in topics.unacknowledged(view.partition, budget):
-        if view.take_unacknowledged(position, command):
+        if view.take_unacknowledged(position, command.device):
             oldest.setdefault(command.device, emitted_us(command, published_ms))
     return oldest
 
@@ -142,7 +142,7 @@ def _show(
         view = topics.records(partition)
         for position, command, _published_ms in topics.unacknowledged(partition, budget):
             if command.device == device:
-                view.take_unacknowledged(position, command)
+                view.take_unacknowledged(position, device)
         waiting = list(islice(view.waiting(device), limit or None))
         commands: list[dict[str, Any]] = []
         found = view.device(device)

@@ -44,7 +44,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     push = PushMetrics(registry)
     push.partition(0).lag(0)
     push.counters["receipts"].labels(RECEIPT_STATES[0])
-    push.groups.commands.labels(RECEIPT_STATES[0])
+    push.counters["group_commands"].labels(RECEIPT_STATES[0])
     push.counters["resume_answers"].labels("resumed")
     SourceMetrics(registry).query("name")
     stream = StreamMetrics(registry)

@@ -7,7 +7,7 @@ subscription has not acknowledged, up to a bound. One partition is in memory at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,16 +29,10 @@ from bridge.errors import ContractError, TerminalError
 from bridge.inspect.devices.acknowledged import Acknowledged
 from bridge.inspect.devices.view import DeviceView, PartitionView, Waiting
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.pulsar.client import (
-    EARLIEST,
-    Message,
-    PulsarClient,
-    key_of,
-    message_id,
-    properties_of,
-)
+from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, message_id, properties_of
+from bridge.pulsar.messages import StoredMessage, position_of, record_key
+from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.topic_end import Ledgers, read_partition
-from bridge.push.position_reader import PositionReader, StoredMessage, position_of, record_key
 from bridge.push.segments import GONE
 
 __all__ = [
@@ -145,9 +139,9 @@ class PushTopics:
 
     # --- one partition ---
 
-    def records(self, partition: int, *, remembered_ids: int = 0) -> PartitionView:
+    def records(self, partition: int) -> PartitionView:
         """Read cursors, parked ids and presence of a partition."""
-        view = PartitionView(partition, remembered_ids=remembered_ids)
+        view = PartitionView(partition)
         for local, take in ((CURSORS_TOPIC, view.take_record), (PRESENCE_TOPIC, view.take_presence)):
             if partition < self.count(local):
                 for key, payload in self.keyed(local, partition):
@@ -243,19 +237,19 @@ class PushTopics:
 
     def read(self, partition: int, waiting: list[Waiting]) -> Iterator[tuple[Waiting, StoredMessage | None]]:
         """Yield waiting commands with their messages; None for a message that Pulsar has deleted."""
-        reader = PositionReader(self.client, partition_name(self.commands, partition), partition)
-        relocated = partition_name(self._admin.settings.system_topic(PARKED_TOPIC), partition)
-        copies = PositionReader(self.client, relocated, partition)
-        try:
+        commands, relocated = (
+            partition_name(topic, partition) for topic in (self.commands, self.full_name(PARKED_TOPIC))
+        )
+        with (
+            closing(PositionReader(self.client, commands, partition)) as reader,
+            closing(PositionReader(self.client, relocated, partition)) as copies,
+        ):
             for one in waiting:
                 copied_to = None if one.parked is None else one.parked.copy
                 if copied_to == GONE:
                     yield one, None
                 else:
                     yield one, reader.read(one.position) if copied_to is None else copies.read(copied_to)
-        finally:
-            reader.close()
-            copies.close()
 
     def group_payload(self, ref: GroupRef) -> bytes | None:
         """Return the payload of a group command, None if Pulsar has deleted it.
@@ -269,18 +263,15 @@ class PushTopics:
     def _read_payload(self, ref: GroupRef) -> bytes | None:
         if not self.count(GROUP_COMMANDS_TOPIC):
             return None
-        reader = PositionReader(self.client, partition_name(self.full_name(GROUP_COMMANDS_TOPIC), 0), 0, near=1)
-        try:
+        topic = partition_name(self.full_name(GROUP_COMMANDS_TOPIC), 0)
+        with closing(PositionReader(self.client, topic, 0, near=1)) as reader:
             message = reader.read(ref.position)
-        finally:
-            reader.close()
         return message.payload if message is not None and message.properties.get(C_ID) == ref.command_id else None
 
     def last_receipts(self, device: str, most: int) -> ReceiptsRead:
         """Return the last ``most`` receipts of a device; search from the end of its partition as far as necessary."""
         found = ReceiptsRead()
-        topic = self._admin.settings.system_topic(RECEIPTS_TOPIC)
-        count = self._admin.partition_count(topic)
+        topic, count = self.full_name(RECEIPTS_TOPIC), self.count(RECEIPTS_TOPIC)
         if not count or not most:
             return found
         partition = partition_of(device, count)
@@ -304,7 +295,7 @@ class PushTopics:
 
     def owner(self, view: PartitionView) -> Owner:
         """Return the owner of a partition: the last record's writer, and whether its producer is connected."""
-        cursors = partition_name(self._admin.settings.system_topic(CURSORS_TOPIC), view.partition)
+        cursors = partition_name(self.full_name(CURSORS_TOPIC), view.partition)
         publishers = self._admin.stats(cursors).get("publishers") or []
         process = view.owner.token.rpartition("/")[0] if view.owner is not None else ""
         since = str(publishers[0].get("connectedSince", "")) if publishers else ""

@@ -31,8 +31,8 @@ from bridge.dead_letters.records import DeadLetter
 from bridge.errors import ContractError, TerminalError
 from bridge.inspect.devices.reading import PushTopics
 from bridge.pulsar.client import NO_TEXT, key_of, properties_of
+from bridge.pulsar.messages import position_of
 from bridge.push.groups.roster import Progress, Roster
-from bridge.push.position_reader import position_of
 
 __all__ = ["Search"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL, Cursor, OwnerRecord
+from bridge.push.cursor import BEFORE_ALL, OwnerRecord
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.segments import Parked, ParkedId, read_segment
 
@@ -29,8 +29,6 @@ class Waiting(NamedTuple):
 
     position: CommandPosition
     parked: ParkedId | None = None
-    command: Command | None = None
-    """None before it is read."""
 
 
 @dataclass(slots=True)
@@ -58,10 +56,9 @@ class DeviceView:
 class PartitionView:
     """State of one partition. The caller adds all records, then the unacknowledged commands, then queries."""
 
-    def __init__(self, partition: int, *, remembered_ids: int = 0) -> None:
-        """``remembered_ids``: number of settled ids kept of each device; 0 saves memory."""
+    def __init__(self, partition: int) -> None:
         self.partition = partition
-        self._records = CursorRecords(remembered_ids)
+        self._records = CursorRecords(0)  # the ids of settled commands are not needed
         self._seen: dict[str, int] = {}
         self._live: dict[str, list[Waiting]] = {}
         self._parked: dict[str, Parked] = {}
@@ -90,32 +87,17 @@ class PartitionView:
         except ContractError:
             self.bad += 1
 
-    def take_unacknowledged(self, position: CommandPosition, command: Command, *, keep: bool = False) -> bool:
-        """Add an unacknowledged command, after all records; ``keep`` keeps its payload.
-
-        Return whether it waits and is not parked.
-        """
-        if position <= self.cursor(command.device) or position in self.parked(command.device):
+    def take_unacknowledged(self, position: CommandPosition, device: str) -> bool:
+        """Add an unacknowledged command, after all records. Return whether it waits and is not parked."""
+        if position <= self.cursor(device) or position in self.parked(device):
             return False
-        kept = command if keep else Command(command.command_id, command.device, "", b"")
-        self._live.setdefault(command.device, []).append(Waiting(position, None, kept))
+        self._live.setdefault(device, []).append(Waiting(position))
         return True
 
     def cursor(self, device: str) -> CommandPosition:
         """Return the position up to which the device's commands are settled."""
         found = self._records.by_device.get(device)
         return BEFORE_ALL if found is None else found.position
-
-    def settled(self, device: str, command_id: str) -> bool:
-        """Return whether the device's cursor contains this command id, after all records."""
-        found = self._whole().get(device)
-        return found is not None and found.knows(command_id)
-
-    def _whole(self) -> dict[str, Cursor]:
-        found = self._records.whole()
-        self.bad += len(self._records.unread_ids)
-        self._records.unread_ids.clear()
-        return found
 
     def parked(self, device: str) -> Parked:
         """Return the ids that are parked for a device and still to be pushed."""

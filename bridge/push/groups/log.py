@@ -38,12 +38,10 @@ from bridge.pulsar.client import (
     properties_of,
     received,
 )
-from bridge.pulsar.sending import Receipts
+from bridge.pulsar.messages import leave_out_foreign, read_records
+from bridge.pulsar.sending import PartitionWriters, Receipts
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.metrics import PushMetrics
-from bridge.push.partition_log import WrittenTopics
-from bridge.push.position_reader import leave_out_foreign, read_records
-from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupLog", "Stopped"]
 
@@ -67,26 +65,19 @@ class Stopped(Exception):
 class GroupLog:
     """The Pulsar objects of the expander while this process owns the roster, or tries to."""
 
-    def __init__(
-        self,
-        client: PulsarClient,
-        settings: PulsarSettings,
-        token: str,
-        over: Callable[[], bool],
-        metrics: PushMetrics,
-    ) -> None:
+    def __init__(self, client: PulsarClient, token: str, over: Callable[[], bool], metrics: PushMetrics) -> None:
         """``token`` names this owner; once ``over`` is true what waits raises Stopped."""
         self._client = client
         self._token = token
         self._over = over
         self._metrics = metrics
-        self.commands = partition_name(settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
-        self._roster = partition_name(settings.system_topic(GROUP_ROSTER_TOPIC), 0)
+        self.commands = partition_name(client.settings.system_topic(GROUP_COMMANDS_TOPIC), 0)
+        self._roster = partition_name(client.settings.system_topic(GROUP_ROSTER_TOPIC), 0)
         self._producer: Producer | None = None
         self._proof: Iterable[tuple[str, Message]] = ()  # what we write, and what anyone writes besides
         self._consumer: Any = None
         self._received: Message | None = None
-        self._topics = WrittenTopics(client)
+        self._writers = PartitionWriters(client, 60_000, chunking=True)
 
     def own(self) -> None:
         """Wait for the exclusive producer of the roster (H23). Raises TransientError after some seconds: try again."""
@@ -182,9 +173,9 @@ class GroupLog:
         reach("group_after_entries")
 
     def _entry(self, entry: Command) -> _Sent:
-        topic = self._topics.partition(COMMANDS_TOPIC, entry.device)
+        topic = self._writers.partition(COMMANDS_TOPIC, entry.device)
         more = {"properties": encode_command(entry), "event_timestamp": entry.emitted_at_us // 1000 or None}
-        return self._topics.producer(topic, batching=True), topic, entry.device, b"", more
+        return self._writers.of(topic, batching=True), topic, entry.device, b"", more
 
     def write_receipts(self, receipts: Sequence[Receipt]) -> None:
         """Write receipts; those of group commands are keyed by group."""
@@ -196,8 +187,8 @@ class GroupLog:
 
     def _receipt(self, receipt: Receipt) -> _Sent:
         key = receipt.device or receipt.group
-        topic = self._topics.partition(RECEIPTS_TOPIC, key)
-        return self._topics.producer(topic, batching=True), topic, key, receipt.encode(), {}
+        topic = self._writers.partition(RECEIPTS_TOPIC, key)
+        return self._writers.of(topic, batching=True), topic, key, receipt.encode(), {}
 
     def give_up(self, reason: str) -> None:
         """Write the message that was received last to the dead letters."""
@@ -213,5 +204,5 @@ class GroupLog:
             at_us=time.time_ns() // 1000,
             properties=properties_of(message) or {},
         )
-        topic = self._topics.partition(DEAD_LETTERS_TOPIC, key)
-        self._write([(self._topics.producer(topic), topic, key or "unknown", payload, {"properties": properties})])
+        topic = self._writers.partition(DEAD_LETTERS_TOPIC, key)
+        self._write([(self._writers.of(topic), topic, key or "unknown", payload, {"properties": properties})])

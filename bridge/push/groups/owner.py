@@ -20,15 +20,8 @@ from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.errors import ContractError
 from bridge.health import Part
-from bridge.pulsar.client import (
-    EARLIEST,
-    NO_TEXT,
-    Message,
-    PulsarClient,
-    key_of,
-    properties_of,
-    received,
-)
+from bridge.pulsar.client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, properties_of, received
+from bridge.pulsar.messages import leave_out_foreign, position_of, record_key
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_partition, read_to_end
 from bridge.push.cursor import ids_device
@@ -36,11 +29,9 @@ from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import Membership
 from bridge.push.metrics import PushMetrics
-from bridge.push.position_reader import leave_out_foreign, position_of, record_key
 from bridge.push.segments import segment_device
 from bridge.push.threads import Sessions, wait_for
 from bridge.settings import Settings
-from bridge.settings.pulsar import PulsarSettings
 
 __all__ = ["GroupOwner", "KnownDevices", "MemberTable"]
 
@@ -58,17 +49,11 @@ _AT_ONCE: Final = 10_000
 class MemberTable:
     """The memberships that Spark wrote: loaded whole, then followed. All on the thread that makes it."""
 
-    def __init__(
-        self,
-        client: PulsarClient,
-        settings: PulsarSettings,
-        membership: Membership,
-        over: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, client: PulsarClient, membership: Membership, over: Callable[[], bool] = lambda: False) -> None:
         """Read all of it. Raises TransientError or RefusedError, and Stopped when it is ``over`` before."""
         self._over = over
-        self._settings = settings
-        self._topic = partition_name(settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
+        self._settings = client.settings
+        self._topic = partition_name(client.settings.system_topic(GROUP_MEMBERS_TOPIC), 0)
         self._membership = membership
         self._last = BEFORE_ALL
         last = EARLIEST
@@ -116,12 +101,12 @@ class MemberTable:
 class KnownDevices:
     """The devices that have had a command: those with a cursor. Read now and then, if a group has patterns."""
 
-    def __init__(self, client: PulsarClient, settings: PulsarSettings, membership: Membership) -> None:
+    def __init__(self, client: PulsarClient, membership: Membership) -> None:
         """Opens a reader for each partition. Raises TransientError or RefusedError."""
         self._membership = membership
-        self._settings = settings
+        self._settings = client.settings
         self._read: set[str] = set()
-        topic = settings.system_topic(CURSORS_TOPIC)
+        topic = client.settings.system_topic(CURSORS_TOPIC)
         names = client.partitioned(topic) if membership.has_patterns else []
         self._readers: dict[str, Any] = {name: client.reader(name, EARLIEST, compacted=True) for name in names}
 
@@ -194,13 +179,13 @@ class GroupOwner:
                 return
             self._part.stands_by("another process gives group commands to their members, or Pulsar is away")
             groups = self._settings.push.groups
-            group_log = GroupLog(client, pulsar, uuid.uuid4().hex[:12], self._stopping.is_set, self._metrics)
+            group_log = GroupLog(client, uuid.uuid4().hex[:12], self._stopping.is_set, self._metrics)
             self._wait_for(group_log.own)
             roster = group_log.read()
             membership = Membership(groups.declared, groups.max_matches)
             with (
-                closing(MemberTable(client, pulsar, membership, self._stopping.is_set)) as table,
-                closing(KnownDevices(client, pulsar, membership)) as known,
+                closing(MemberTable(client, membership, self._stopping.is_set)) as table,
+                closing(KnownDevices(client, membership)) as known,
             ):
                 expander = Expander(roster, membership, group_log, groups.topic, int(groups.expiry * 1_000_000))
                 self._wait_for(group_log.subscribe)

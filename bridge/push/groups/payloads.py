@@ -21,8 +21,8 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, partition_name
 from bridge.contract.commands import CommandPosition
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.position_reader import NothingComes, PositionReader
 from bridge.push.metrics import PushMetrics
-from bridge.push.position_reader import NothingComes, PositionReader
 from bridge.push.threads import start_thread
 from bridge.settings import Settings
 

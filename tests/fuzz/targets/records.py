@@ -221,7 +221,7 @@ def _cases(draw: st.DrawFn) -> Case:
 
 def _fold(records: list[tuple[str, bytes, str]]) -> None:
     """Do what an owner does, leaving out what raises ContractError; the honest device still gets its command."""
-    view = PartitionView(0, remembered_ids=16)
+    view = PartitionView(0)
     found = CursorRecords(16)
     for key, payload, writer in records:
         with suppress(ContractError):

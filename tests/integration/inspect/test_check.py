@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bridge.inspect.check.endpoints import check_endpoints
+from bridge.inspect.check import check_endpoints
 from bridge.mqtt.device import DeviceClient
 from bridge.settings import Settings
 from bridge.settings.loading import load_with_origins

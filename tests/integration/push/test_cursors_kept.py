@@ -10,8 +10,10 @@ from structlog.testing import capture_logs
 
 from bridge.contract import CURSORS_TOPIC, GROUP_ROSTER_TOPIC, Position, partition_name
 from bridge.health import Health
+from bridge.pulsar import compaction
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.compaction import follow_compaction, watching_compaction
 from bridge.pulsar.provisioning_plan import (
     COMPACTION,
     CURSOR_RETENTION,
@@ -20,8 +22,6 @@ from bridge.pulsar.provisioning_plan import (
     rest_path,
     subscription_step,
 )
-from bridge.push import compaction
-from bridge.push.compaction import follow_compaction, watching_compaction
 from bridge.push.cursor import ids_key
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
@@ -198,7 +198,7 @@ def test_h24_a_retention_subscription_that_cannot_move_does_not_block_another_on
         start = standing(topic)
         topic.compact()
         not_there = 5
-        with watching_compaction(settings, Health(10.0), [not_there, 0], lambda _: False, lambda: False):
+        with watching_compaction(settings, Health(10.0), [not_there, 0], {}):
             poll_for(lambda: standing(topic).entry == start.entry + 43, 30, "the hold moves")
 
 

@@ -19,9 +19,9 @@ from bridge.contract.commands import CommandPosition
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.compaction import follow_compaction
 from bridge.pulsar.provisioning import partitions_ready
 from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, topic_need
-from bridge.push.compaction import follow_compaction
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
 from bridge.errors import DeniedError
-from bridge.inspect.check.rights import check_rights
+from bridge.inspect.check import check_rights
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.pulsar.admin import PulsarAdmin

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from bridge.errors import DeniedError
-from bridge.inspect.check.endpoints import Finding, check_endpoints
+from bridge.inspect.check import Finding, check_endpoints
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, OK, PulsarClient
 from bridge.settings import Settings

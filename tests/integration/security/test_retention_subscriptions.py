@@ -8,8 +8,8 @@ from bridge.contract import CURSORS_TOPIC, INSTANCES_TOPIC, PRESENCE_TOPIC, part
 from bridge.contract.commands import CommandPosition
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.compaction import follow_compaction
 from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, INSTANCES_RETENTION, PRESENCE_RETENTION
-from bridge.push.compaction import follow_compaction
 from bridge.push.cursor import Cursor
 from bridge.settings.pulsar import PulsarSettings
 from tests.integration.security.test_least_rights import push_of, pushing

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
+from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
 from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.position_reader import StoredMessage
 from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits

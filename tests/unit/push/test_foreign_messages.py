@@ -13,6 +13,7 @@ from bridge.errors import ContractError
 from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
+from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
@@ -20,7 +21,6 @@ from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog, receive_commands
-from bridge.push.position_reader import StoredMessage
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
 from bridge.push.segments import read_segment, segment_key

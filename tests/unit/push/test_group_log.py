@@ -25,6 +25,8 @@ Answer = Callable[[object, MessageId], None]
 class RosterTopic:
     """The roster's topic: its producer and its readers. It answers nothing while it is ``silent``."""
 
+    settings = PulsarSettings()
+
     def __init__(self, stored: list[tuple[str, bytes]] | None = None, *, silent: bool = False) -> None:
         self.stored = list(stored or [])
         self.silent = silent
@@ -51,7 +53,7 @@ class RosterTopic:
 
 def group_log(topic: RosterTopic, over: Callable[[], bool] = lambda: False, token: str = "us") -> GroupLog:
     metrics = PushMetrics(CollectorRegistry())
-    log = GroupLog(cast(PulsarClient, topic), PulsarSettings(), token, over, metrics)
+    log = GroupLog(cast(PulsarClient, topic), token, over, metrics)
     log.own()
     return log
 

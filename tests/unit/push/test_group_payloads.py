@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import Message, MessageId, PulsarClient, ReceiveTimeout
+from bridge.pulsar.position_reader import PositionReader
 from bridge.push.groups.payloads import PayloadCache, Payloads
 from bridge.push.metrics import PushMetrics
-from bridge.push.position_reader import PositionReader
 from bridge.settings import Settings
 from tests.support.stored_message import StoredMessage
 from tests.support.waiting import patient
@@ -129,7 +129,7 @@ class PulsarThatStalls:
 
 def read_payloads(world: PulsarThatStalls, monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     """Read one payload, then one behind it while Pulsar stalls; in a tenth of a second patience is at its end."""
-    monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 0.1)
+    monkeypatch.setattr("bridge.pulsar.position_reader._PATIENCE_S", 0.1)
     payloads = Payloads(Settings(), PushMetrics(CollectorRegistry()), list[Exception]().append)
     reader = PositionReader(cast(PulsarClient, world), "group-commands", 0, near=4)
     first = payloads._read(reader, place(1))
@@ -174,7 +174,7 @@ def test_what_pulsar_has_and_gives_to_no_reader_waits_behind_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = PulsarWithoutABookie()
-    monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 0.1)
+    monkeypatch.setattr("bridge.pulsar.position_reader._PATIENCE_S", 0.1)
     monkeypatch.setattr("bridge.push.groups.payloads.PulsarClient", lambda _settings: world)
     answers: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
     failures: list[Exception] = []

@@ -19,6 +19,8 @@ from tests.support.stored_message import StoredMessage
 class Partition:
     """One partition of each topic, with these records in that of the cursors."""
 
+    settings = PulsarSettings()
+
     def __init__(self, records: list[tuple[str, bytes]]) -> None:
         self._left = [StoredMessage(number, *record) for number, record in enumerate(records)]
 
@@ -52,7 +54,7 @@ def test_h43_a_pattern_means_devices_that_had_a_command_and_no_record_of_pushs_o
         ("", b""),
     ]
     membership = Membership([GroupRule(name="all", devices=("*",))])
-    KnownDevices(cast(PulsarClient, Partition(records)), PulsarSettings(), membership).take()
+    KnownDevices(cast(PulsarClient, Partition(records)), membership).take()
     assert membership.members("all") == {"press-1", "press-2"}, "hall-2 is known to ingest and is still no member"
 
 

@@ -104,7 +104,7 @@ class DeniedView(View):
 def test_h24_a_broker_that_says_nothing_is_there_costs_no_member(monkeypatch: pytest.MonkeyPatch) -> None:
     shows(monkeypatch, 5)
     membership = Membership([])
-    MemberTable(cast(PulsarClient, DeniedView(3)), PulsarSettings(), membership).close()
+    MemberTable(cast(PulsarClient, DeniedView(3)), membership).close()
     assert len(membership.members("presses")) == 5
 
 
@@ -117,7 +117,7 @@ def test_all_of_the_compacted_view_is_read_before_what_comes_is_followed(
     monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.5)
     shows(monkeypatch, 5)
     membership = Membership([])
-    table = MemberTable(cast(PulsarClient, view), PulsarSettings(), membership)
+    table = MemberTable(cast(PulsarClient, view), membership)
     table.close()
     assert membership.members("presses") == {f"d{number}" for number in range(5)}
     assert view.raw_from == message_id(0, 1, 4, -1)
@@ -125,7 +125,7 @@ def test_all_of_the_compacted_view_is_read_before_what_comes_is_followed(
 
 def test_a_process_that_is_to_end_waits_for_no_membership() -> None:
     with pytest.raises(Stopped):
-        MemberTable(cast(PulsarClient, View(10**9)), PulsarSettings(), Membership([]), lambda: True)
+        MemberTable(cast(PulsarClient, View(10**9)), Membership([]), lambda: True)
 
 
 class Followed:
@@ -164,7 +164,7 @@ class FollowedView(View):
 def following(followed: Followed, *, over: bool = False) -> tuple[MemberTable, Membership]:
     membership, ends = Membership([]), [False]
     client = cast(PulsarClient, FollowedView(followed))
-    table = MemberTable(client, PulsarSettings(), membership, lambda: ends[0])
+    table = MemberTable(client, membership, lambda: ends[0])
     ends[0] = over
     return table, membership
 

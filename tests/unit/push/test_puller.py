@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
+from bridge.pulsar import position_reader
 from bridge.pulsar.client import MessageId, PulsarClient
-from bridge.push import position_reader
 from bridge.push.actions import Pull
 from bridge.push.puller import Pulled, Puller, wanted_by
 from tests.support.clock import set_clock

@@ -9,12 +9,12 @@ from structlog.testing import capture_logs
 
 from bridge.contract import C_ID
 from bridge.contract.commands import Command, CommandPosition
+from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import Ack, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor_log import Stored
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived
-from bridge.push.position_reader import StoredMessage
 from bridge.push.tracing import Answered, Confirmed, Tracer
 from tests.support.push_limits import Limits
 

@@ -1,4 +1,4 @@
-"""Reads single messages of a partition by their positions.
+"""Reads messages of a partition by their positions: up to one position, or single ones.
 
 A new reader is dear: tens of milliseconds, and a third of a second while Pulsar warms up after a restart. To read on
 to a message farther behind costs its way. Both are measured, because neither is known before: an entry may have one
@@ -10,118 +10,16 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator
-from typing import Any, Final, NamedTuple
-
-import structlog
+from typing import Any, Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.errors import TransientError
-from bridge.pulsar.client import (
-    NO_TEXT,
-    Message,
-    MessageId,
-    PulsarClient,
-    key_of,
-    message_id,
-    our_errors,
-    properties_of,
-    received,
-)
+from bridge.pulsar.client import Message, MessageId, PulsarClient, message_id, our_errors, received
+from bridge.pulsar.messages import StoredMessage, position_of, stored_message
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import has_entry
-from bridge.unreadable import leave_out
 
-__all__ = [
-    "NothingComes",
-    "Pace",
-    "PositionReader",
-    "StoredMessage",
-    "leave_out_foreign",
-    "position_of",
-    "read_records",
-    "record_key",
-    "stored_message",
-]
-
-
-class StoredMessage(NamedTuple):
-    """A message that was read from Pulsar. ``message_id`` acknowledges it."""
-
-    position: CommandPosition
-    message_id: MessageId
-    key: str
-    payload: bytes
-    properties: dict[str, str]
-    published_ms: int
-    problem: str = ""
-    """Why key or properties are missing, for a message that no writer of ours wrote."""
-
-
-def position_of(message_id: MessageId) -> CommandPosition:
-    """Return the position of a message id."""
-    return CommandPosition(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
-
-
-def record_key(message: Message, topic: str) -> str | None:
-    """Return the key of a record that only push writes, None for a foreign one, whose key is not UTF-8."""
-    key = key_of(message)
-    if key is None:
-        leave_out_foreign(topic, message.message_id(), "its key is not UTF-8")
-    return key
-
-
-def read_records(
-    client: PulsarClient,
-    topic: str,
-    start: MessageId,
-    *,
-    compacted: bool = False,
-    inclusive: bool = True,
-    over: Callable[[], bool] = lambda: False,
-) -> Generator[tuple[str, Message]]:
-    """Yield key and message of each record in a topic that only push writes, until the caller has the last one that it
-    waits for, or ``over``. Foreign records are reported and left out, and so is what compaction leaves of a message in the
-    midst of a batch.
-
-    Raises TransientError when nothing comes for ten seconds.
-    """
-    reader: Any = client.reader(topic, start, compacted=compacted, inclusive=inclusive)
-    try:
-        while True:
-            end = time.monotonic() + _RECORD_PATIENCE_S
-            while (message := received(reader.read_next, _READ_MS, f"reading {topic}")) is None:
-                if over():
-                    return
-                if time.monotonic() > end:
-                    raise TransientError(f"reading {topic}: nothing comes")
-            key = record_key(message, topic)
-            if key or (key is not None and message.data()):
-                yield key, message
-    finally:
-        close_quietly(reader)
-
-
-def leave_out_foreign(topic: str, where: MessageId, why: str, key: str = "") -> None:
-    """Report a record in a topic that only push writes, and leave it out."""
-    leave_out(topic, why, position=str(position_of(where)), key=key)
-
-
-def stored_message(message: Message) -> StoredMessage:
-    """Return what push needs of a message."""
-    where = message.message_id()
-    key, properties = key_of(message), properties_of(message)
-    return StoredMessage(
-        position_of(where),
-        where,
-        key or "",
-        message.data(),
-        properties or {},
-        message.publish_timestamp(),
-        NO_TEXT if key is None or properties is None else "",
-    )
-
-
-log = structlog.get_logger("push")
+__all__ = ["NothingComes", "Pace", "PositionReader", "read_up_to"]
 
 _NEAR: Final = 10_000
 _QUEUE: Final = 10
@@ -130,7 +28,6 @@ _PASSED: Final = 4000
 _PASSED_BYTES: Final = 4 * 1024 * 1024
 """What is kept of that."""
 _READ_MS: Final = 500
-_RECORD_PATIENCE_S: Final = 10.0
 _PATIENCE_S: Final = 30.0
 _OPENING_S: Final = 0.05
 _ENTRY_S: Final = 0.0005
@@ -142,6 +39,44 @@ _WEIGHT: Final = 0.2
 
 class NothingComes(TransientError):
     """Raised when for half a minute no message comes, and Pulsar says that there is one."""
+
+
+def read_up_to(
+    client: PulsarClient, topic: str, start: MessageId, until: CommandPosition, *, over: Callable[[], bool]
+) -> Generator[Message]:
+    """Yield the messages of a partition from ``start`` up to that at ``until``, or the first one behind it.
+
+    It ends before if nothing is there, or if it is ``over``. Raises TransientError when nothing comes for half a minute.
+    """
+    reader: Any = client.reader(topic, start)
+    try:
+        end = time.monotonic() + _PATIENCE_S
+        while not over():
+            message = received(reader.read_next, _READ_MS, f"reading {topic}")
+            if message is not None:
+                yield message
+                if position_of(message.message_id()) >= until:
+                    return
+                end = time.monotonic() + _PATIENCE_S
+            elif _more(reader, client, topic, until) is False:
+                return
+            elif time.monotonic() > end:
+                raise TransientError(f"reading {topic}: nothing comes")
+    finally:
+        close_quietly(reader)
+
+
+def _more(reader: Any, client: PulsarClient, topic: str, wanted: CommandPosition) -> bool | None:
+    """Whether Pulsar has a message at the reader's position or behind it, or the wanted one, which a broker may deny
+    (``topic_end``); None while it does not answer.
+    """
+    try:
+        with our_errors(f"asking for the end of {topic}"):
+            if reader.has_message_available():
+                return True
+        return has_entry(client.settings, topic, wanted)
+    except TransientError:
+        return None
 
 
 class Pace:
@@ -229,7 +164,7 @@ class PositionReader:
         while not self._over():
             came = self._next()
             if came is None:
-                more = self._more(wanted)
+                more = _more(self._reader, self._client, self._topic, wanted)
                 if more is False:  # nothing was written behind what was trimmed
                     self.close()
                     return None
@@ -279,16 +214,6 @@ class PositionReader:
             same = position.ledger == self._at.ledger
             self._pace.read(max(1, position.entry - self._at.entry) if same else 1, self._spent)
         self._spent, self._waited = 0.0, False
-
-    def _more(self, wanted: CommandPosition) -> bool | None:
-        """Whether Pulsar has a message at the reader's position, or behind it; None while it does not answer."""
-        try:
-            with our_errors(f"asking for the end of {self._topic}"):
-                if self._reader.has_message_available():
-                    return True
-            return has_entry(self._client.settings, self._topic, wanted)
-        except TransientError:
-            return None
 
     def _keep(self, position: CommandPosition, message: StoredMessage) -> None:
         self._passed[position] = message

@@ -8,7 +8,7 @@ replaces a lost one, and an instance renews its own record. Their subscriptions 
 
 A retention subscription keeps a compacted topic from being deleted (H24); one that never moves keeps every record that
 compaction has replaced. Only Pulsar's admin reports where compaction is, and ``pulsar.provision: off`` does not ask it, nor
-does a running push. But the topic shows it: the first record of the compacted view is the oldest that is needed, and the
+does a running process. But the topic shows it: the first record of the compacted view is the oldest that is needed, and the
 subscription is moved there by seek, without reading. To move further: a record that the subscription shows and the compacted
 view does not was compacted away, so compaction has passed it, and the subscription may pass it too.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -27,6 +27,7 @@ import structlog
 
 from bridge.contract import (
     CURSORS_TOPIC,
+    GROUP_MEMBERS_TOPIC,
     GROUP_ROSTER_TOPIC,
     INSTANCES_TOPIC,
     PRESENCE_TOPIC,
@@ -34,25 +35,11 @@ from bridge.contract import (
 )
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
-from bridge.pulsar.client import (
-    EARLIEST,
-    MessageId,
-    PulsarClient,
-    key_of,
-    message_id,
-    our_errors,
-    received,
-)
-from bridge.pulsar.provisioning_plan import (
-    COMPACTION_THRESHOLD_BYTES,
-    CURSOR_RETENTION,
-    INSTANCES_RETENTION,
-    PRESENCE_RETENTION,
-    group_needs,
-)
+from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, key_of, message_id, our_errors, received
+from bridge.pulsar.messages import position_of
+from bridge.pulsar.provisioning_plan import COMPACTION_THRESHOLD_BYTES, topic_need
 from bridge.pulsar.topic_end import read_partition
 from bridge.pulsar.watch import watching
-from bridge.push.position_reader import position_of
 from bridge.settings import Settings
 
 __all__ = [
@@ -66,7 +53,7 @@ __all__ = [
     "watching_compaction",
 ]
 
-log = structlog.get_logger("push")
+log = structlog.get_logger("pulsar")
 
 _EVERY_S: Final = 600.0
 _AGED_S: Final = 24 * 3600.0
@@ -81,6 +68,11 @@ _LOOKUP_S: Final = 5.0
 _FAR_TOO_MUCH_BYTES: Final = 4 * COMPACTION_THRESHOLD_BYTES
 """A topic with so many retained bytes, all of them in the compacted view, is not compacted."""
 
+_FOLLOWED: Final = (CURSORS_TOPIC, PRESENCE_TOPIC, INSTANCES_TOPIC, GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC)
+_TRUSTED: Final = (PRESENCE_TOPIC, INSTANCES_TOPIC)
+"""Of these the compacted view alone may have a record, because the next one replaces it: an instance renews its record every
+few seconds."""
+
 LogPosition = tuple[int, int, int]
 """Ledger, entry and index within the entry's batch."""
 
@@ -91,7 +83,7 @@ class ViewRecord(NamedTuple):
     position: LogPosition
     published_ms: int
     foreign: bool = False
-    """Whether another program wrote it: its key is not UTF-8. Push neither reads nor rewrites it."""
+    """Whether another program wrote it: its key is not UTF-8. Its owner neither reads nor rewrites it."""
 
     def aged(self, now: float) -> bool:
         """Whether it is old at ``now``, in seconds since the epoch."""
@@ -282,45 +274,32 @@ class RewriteSchedule:
 
 @contextmanager
 def watching_compaction(
-    settings: Settings,
-    health: Health,
-    partitions: Sequence[int],
-    aged: Callable[[int], bool],
-    roster_aged: Callable[[], bool],
+    settings: Settings, health: Health, partitions: Sequence[int], rewriters: Mapping[str, Callable[[int], bool]]
 ) -> Iterator[None]:
-    """Move the retention subscriptions of these partitions of cursors and presence, and those of instances and groups, now
-    and then while the block runs. ``aged`` is called for a partition of cursors whose owner is to write its records again,
-    and returns whether it will; ``roster_aged`` does the same for the owner of the roster of groups.
+    """Move the retention subscriptions of the compacted topics now and then while the block runs; of topics with as many
+    partitions as the commands those of ``partitions``. ``rewriters``, by topic, has the owner of a partition write its
+    records again, and returns whether it will.
     """
     ages = RewriteSchedule()
     pulsar = settings.pulsar.model_copy(update={"operation_timeout": _LOOKUP_S})
-    roster, own = pulsar.system_topic(GROUP_ROSTER_TOPIC), list(partitions)
-    # Topic, subscription, partitions, whether their view is trusted, and who rewrites a partition. An instance renews its
-    # record every few seconds.
-    followed: list[tuple[str, str, list[int], bool, Callable[[int], bool] | None]] = [
-        (pulsar.system_topic(CURSORS_TOPIC), CURSOR_RETENTION, own, False, aged),
-        (pulsar.system_topic(PRESENCE_TOPIC), PRESENCE_RETENTION, own, True, None),
-        (pulsar.system_topic(INSTANCES_TOPIC), INSTANCES_RETENTION, [0], True, None),
-    ]
-    for need in group_needs(pulsar):
-        if need.compacted:
-            owner = (lambda _number: roster_aged()) if need.topic == roster else None
-            followed.append((need.topic, need.subscriptions[0], [0], False, owner))
 
     def follow() -> None:
         with PulsarClient(pulsar) as client:
-            for topic, subscription, numbers, trusting, owner in followed:
+            for local in _FOLLOWED:
+                need = topic_need(pulsar, local)
                 names: list[str] = []
-                with _apart(topic):
-                    names = client.partitioned(topic)
+                with _apart(need.topic):
+                    names = client.partitioned(need.topic)
+                numbers = partitions if local in (CURSORS_TOPIC, PRESENCE_TOPIC) else [0]
                 for number in (number for number in numbers if number < len(names)):
-                    with _apart(topic):
+                    with _apart(need.topic):
+                        subscription, trusting = need.subscriptions[0], local in _TRUSTED
                         moved = follow_compaction(
                             client, names[number], subscription, trusting=trusting, over=lambda: health.ending
                         )
                         log.debug("compaction followed", topic=names[number], moved=moved.moved)
-                        if owner is not None:
-                            ages.ask(names[number], moved, time.time(), partial(owner, number))
+                        if local in rewriters:
+                            ages.ask(names[number], moved, time.time(), partial(rewriters[local], number))
 
     with watching("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
         yield

@@ -8,7 +8,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.compaction import LogPosition, LogRecord, Move, RewriteSchedule, ViewRecord, compacted_away, is_before
+from bridge.pulsar.compaction import (
+    LogPosition,
+    LogRecord,
+    Move,
+    RewriteSchedule,
+    ViewRecord,
+    compacted_away,
+    is_before,
+)
 
 keys = st.lists(st.integers(0, 5), max_size=40)
 

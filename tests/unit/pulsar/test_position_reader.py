@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
 from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout
+from bridge.pulsar.position_reader import Pace, PositionReader
 from bridge.pulsar.topic_end import Ledgers
-from bridge.push.position_reader import Pace, PositionReader
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage
 
@@ -70,7 +70,7 @@ class ReaderOfLog:
 
 
 def reading(log: Log, monkeypatch: pytest.MonkeyPatch) -> PositionReader:
-    monkeypatch.setattr("bridge.push.position_reader.time", log)
+    monkeypatch.setattr("bridge.pulsar.position_reader.time", log)
     monkeypatch.setattr("bridge.pulsar.topic_end.ledgers_of", log.ledgers)
     return PositionReader(cast(PulsarClient, log), "commands", 0)
 
@@ -149,7 +149,7 @@ def test_a_time_in_which_nothing_came_teaches_nothing(monkeypatch: pytest.Monkey
 
     once = ReaderOfLog.read_next
     monkeypatch.setattr(ReaderOfLog, "read_next", slowly)
-    monkeypatch.setattr("bridge.push.position_reader._PATIENCE_S", 100.0)
+    monkeypatch.setattr("bridge.pulsar.position_reader._PATIENCE_S", 100.0)
     read(reader, at(1, 1), at(1, 2), at(1, 40))
     assert log.opened == 1
 

@@ -1,1 +1,0 @@
-"""``pulsebridge check``: whether every endpoint answers, and the rights of a tier."""
