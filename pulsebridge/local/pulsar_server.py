@@ -61,7 +61,7 @@ def pulsar_overrides(*, pulsar_port: int, admin_port: int, loopback: str, sizes:
         # to ten seconds of messages after a kill.
         "managedLedgerDefaultMarkDeleteRateLimit": "10",
         "managedLedgerCursorPositionFlushSeconds": "1",
-        # A reader that has read everything waits until it is told of a new entry. The default looks again after 10 ms, which
+        # A reader that has read everything waits for a new entry. The default looks again after 10 ms, which
         # delays each message by 5 ms (median).
         "managedLedgerNewEntriesCheckDelayInMillis": "0",
         "managedLedgerCacheSizeMB": str(sizes.pulsar_entry_cache),
