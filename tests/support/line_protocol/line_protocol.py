@@ -1,4 +1,7 @@
-"""The protocol ``line``: a message a line, ``id topic base64``, answered by ``id OK``, ``id DEAD`` or ``id BUSY``."""
+"""The protocol ``line``: a message a line, ``id topic base64``, answered by ``id OK``, ``DEAD``, ``REFUSED`` or ``BUSY``.
+
+A device sends one message at a time. What is no such line, or longer than ``LONGEST``, ends its connection.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Mapping
+from typing import Final
 
 from bridge.protocols import (
     Acceptor,
@@ -18,6 +22,10 @@ from bridge.protocols import (
     Service,
 )
 from bridge.settings import Settings
+
+
+LONGEST: Final = 1024 * 1024
+"""Bytes of a line."""
 
 
 class LineConnection(asyncio.Protocol):
@@ -34,8 +42,13 @@ class LineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
-        for line in lines:
-            self.answer(line)
+        try:
+            for line in lines:
+                self.answer(line)
+        except ValueError:
+            self.transport.abort()
+        if len(self.buffer) > LONGEST:
+            self.transport.abort()
 
     def answer(self, line: bytes) -> None:
         name, topic, payload = line.decode().split(" ")
@@ -48,8 +61,10 @@ class LineConnection(asyncio.Protocol):
         future.add_done_callback(lambda f: self.say(f"{name} {self.word(f.result())}"))
 
     def word(self, outcome: Outcome) -> str:
-        if outcome.unknown or outcome.left_out is not None:
+        if outcome.unknown:
             return "BUSY"
+        if outcome.left_out is not None:
+            return "REFUSED"
         return "OK" if outcome.dead_letter is None else "DEAD"
 
     def say(self, text: str) -> None:
