@@ -23,7 +23,6 @@ from bridge.protocols import (
 )
 from bridge.settings import Settings
 
-
 LONGEST: Final = 1024 * 1024
 """Bytes of a line."""
 
