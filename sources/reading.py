@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadTask", "read_kept", "read_range"]
 
-_BATCH_ROWS: Final = 10_000
+_BATCH_ROWS: Final = 5_000
 _BATCH_BYTES: Final = 32 * 1024 * 1024
 _QUEUE_BYTES: Final = 64 * 1024 * 1024
 _MOST_MESSAGES: Final = 100_000
