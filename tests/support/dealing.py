@@ -6,7 +6,7 @@ own and is slow until it is warm, is warm for all of its tests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -26,27 +26,40 @@ def unit_of(nodeid: str) -> str:
 
 
 @cache
-def wants_spark(root: Path, unit: str) -> bool:
-    """Whether tests of this file or folder take the session's Spark."""
-    where = root / unit
-    files = where.rglob("*.py") if where.is_dir() else (where,)
-    return any("spark: SparkSession" in file.read_text(encoding="utf-8") for file in files)
+def _wants_spark(file: Path) -> bool:
+    return "spark: SparkSession" in file.read_text(encoding="utf-8")
 
 
-def next_of(queue: Iterable[str], root: Path, spark: bool) -> str | None:
-    """Return the first unit of the queue of its kind; None when only the other kind is left."""
-    return next((unit for unit in queue if wants_spark(root, unit) == spark), None)
+def next_of(queue: Mapping[str, Iterable[str]], root: Path, spark: bool) -> str | None:
+    """Return the first unit of the queue, which has the tests of each, in which a file takes the session's Spark, or none does.
+
+    None when only the other kind is left.
+    """
+    for unit, tests in queue.items():
+        files = {root / nodeid.partition("::")[0] for nodeid in tests}
+        if any(map(_wants_spark, files)) == spark:
+            return unit
+    return None
 
 
 class ByFile(LoadScopeScheduling):
-    """Deals whole files in their order. The first process takes those of Spark first, the others the others."""
+    """Deals whole files in their order. The first process takes those of Spark, then what is left; the others the others."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
-    def _assign_work_unit(self, node: Any) -> None:
+    def _unit_for(self, node: Any) -> str | None:
         first = next(iter(self.registered_collections)) is node
-        unit = next_of(self.workqueue, self.config.rootpath, spark=first)
+        return next_of(self.workqueue, self.config.rootpath, spark=first)
+
+    def _reschedule(self, node: Any) -> None:
+        if len(self.nodes) > 1 and next(iter(self.registered_collections)) is not node and self._unit_for(node) is None:
+            node.shutdown()  # to warm a second Spark would take longer than to wait for the first
+        else:
+            super()._reschedule(node)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        unit = self._unit_for(node)
         if unit is not None:
             self.workqueue.move_to_end(unit, last=False)
         super()._assign_work_unit(node)

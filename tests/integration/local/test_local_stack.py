@@ -348,6 +348,7 @@ def test_up_for_a_time_ends_by_itself(stack: LocalStack, tmp_path: Path) -> None
         _pulsebridge("down", *common)
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 def test_a_killed_supervisor_leaves_no_server_behind(stack: LocalStack, tmp_path: Path) -> None:
     cache = new_stack().settings.cache_dir
@@ -386,6 +387,7 @@ def test_up_names_a_server_that_died_and_ends_the_other(stack: LocalStack, tmp_p
     assert line in (tmp_path / "data/supervisor.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 @pytest.mark.chaos
 def test_a_supervisor_that_lost_a_server_exits_with_1(stack: LocalStack, tmp_path: Path) -> None:
     settings = new_stack(pulsar_url=stack.pulsar_url, admin_url=stack.admin_url, data_dir=tmp_path).settings

@@ -362,7 +362,7 @@ def test_h27_a_replay_that_is_killed_goes_on_though_the_device_says_nothing_more
         devices.check(commands)
 
 
-@pytest.mark.parametrize("point", ["after_copy", "after_move"])
+@pytest.mark.parametrize("point", [pytest.param("after_copy", marks=pytest.mark.thorough), "after_move"])
 def test_h30_killed_while_commands_are_moved_the_next_owner_sends_each_once_and_in_order(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, point: str
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
+@pytest.mark.thorough
 def test_a_refused_link_pauses_and_reconnects_with_the_right_password(
     stack: LocalStack,
     artemis: SecuredArtemis,

@@ -154,6 +154,7 @@ def test_a_token_that_expires_while_running_is_replaced_from_its_file(pulsar: Se
     assert payloads(admin, topic) == [b"before", b"after"]
 
 
+@pytest.mark.thorough
 def test_a_token_that_is_replaced_in_time_is_not_noticed(pulsar: SecuredPulsar, tmp_path: Path) -> None:
     admin = provisioned_for(pulsar, {"ingest": "in-time"})
     file = tmp_path / "token"

@@ -71,6 +71,7 @@ def test_spark_reads_a_stream_and_writes_commands_with_the_least_rights(
         write()
 
 
+@pytest.mark.thorough
 def test_tasks_read_with_a_client_certificate(spark: SparkSession, pulsar: SecuredPulsar, authority: Authority) -> None:
     admin = provisioned_for(pulsar, {"source": "tasks"})
     topic = admin.readings_topic("plant")

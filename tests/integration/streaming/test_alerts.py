@@ -109,6 +109,7 @@ def test_h19_redelivery_and_a_batch_run_again_give_the_same_commands(world: Aler
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world", [THRESHOLD], indirect=True)
 def test_silence_is_reported_without_a_message_of_the_device_and_a_repeated_batch_reports_it_again(
     world: AlertsWorld,
@@ -129,6 +130,7 @@ def test_silence_is_reported_without_a_message_of_the_device_and_a_repeated_batc
     assert world.reported() == ["low raised c-1", "quiet raised a-1", "quiet cleared a-2"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("world", [DAMP], indirect=True)
 def test_walk_c_a_condition_over_two_columns_alerts_commands_the_device_another_or_none(
     world: AlertsWorld,
@@ -271,7 +273,7 @@ def test_rules_come_and_go_by_an_edit_and_a_restart_and_the_state_of_the_others_
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("point", "written"),
-    [("sink_before_task", 1), ("sink_after_task", 2)],
+    [pytest.param("sink_before_task", 1, marks=pytest.mark.thorough), ("sink_after_task", 2)],
 )
 @pytest.mark.parametrize("world", [THRESHOLD], indirect=True)
 def test_a_driver_killed_after_each_step_loses_and_doubles_no_alert(

@@ -40,6 +40,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["quarantine"] == [["measured", ["no_key"]]]
 
 
+@pytest.mark.thorough
 def test_delta_catalog(spark: SparkSession, tmp_path: Path, schema: str) -> None:
     found = catalogued(spark, tmp_path, schema)
     check(found)

@@ -364,6 +364,7 @@ def test_what_is_unknown_or_does_not_fit_is_rescued_and_nothing_else(
             assert row[name] == (given_value if given_value is not None and fits(MODEL[name], given_value) else None)
 
 
+@pytest.mark.thorough
 def test_arrays_and_maps_that_took_less_than_was_given_are_rescued_whole(spark: SparkSession) -> None:
     fields = "st array<struct<k int, w int>>, m map<string, double>, v variant"
     bodies = [

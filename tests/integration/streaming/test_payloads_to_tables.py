@@ -116,6 +116,7 @@ def meters():
 '''
 
 
+@pytest.mark.thorough
 def test_walk_b_typed_tables_by_examples_presets_and_a_decoder_of_ones_own(
     stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path
 ) -> None:

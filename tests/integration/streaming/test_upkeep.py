@@ -126,6 +126,7 @@ def test_a_rebuild_of_a_span_or_a_device_leaves_the_rest(spark: SparkSession, pr
     assert [row for row in house.found("plain") if " 12.0 " in row] == []
 
 
+@pytest.mark.thorough
 def test_a_replay_lets_in_once_what_is_valid_now(spark: SparkSession, prepared: Path, tmp_path: Path) -> None:
     house = fresh(spark, prepared, tmp_path, least=0)
     house.do("replay", "plain", rule="undecodable", device="b")
@@ -156,6 +157,7 @@ def test_a_device_goes_from_every_table(spark: SparkSession, prepared: Path, tmp
     assert "plain" in house.do("optimise")
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_done_fails_in_one_line(spark: SparkSession, prepared: Path, tmp_path: Path) -> None:
     house = fresh(spark, prepared, tmp_path, least=10)
     before = house.everything()

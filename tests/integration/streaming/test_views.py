@@ -80,6 +80,7 @@ def test_a_late_reading_corrects_its_window_alone(spark: SparkSession, tmp_path:
     assert changed.orderBy("version").collect()[-1]["operationMetrics"]["numTargetRowsUpdated"] == "1"
 
 
+@pytest.mark.thorough
 def test_the_newest_row_of_a_key_counts_in_whatever_order_they_come(spark: SparkSession, tmp_path: Path) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [reading("a", 9, 9.0, 1), reading("b", 1, 1.0, 1)], READINGS)

@@ -80,6 +80,7 @@ def test_good_rows_are_in_the_table_and_bad_ones_in_quarantine_with_reason_and_p
     assert world.counts == [("measured", 2, 1)]
 
 
+@pytest.mark.thorough
 def test_rows_of_a_table_without_rules_are_counted_from_the_first_batch_on(spark: SparkSession, tmp_path: Path) -> None:
     def declare() -> None:
         @dp.table
@@ -241,6 +242,7 @@ def test_h17_of_rows_with_one_key_the_first_is_kept_however_late_the_others_come
     assert world.rows("quarantine", "table") == []
 
 
+@pytest.mark.thorough
 def test_a_row_without_a_key_is_in_quarantine(spark: SparkSession, tmp_path: Path) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [(1, None, 1.0, None, None, 1), row(2)], SOURCE)
@@ -292,6 +294,7 @@ def test_unknown_fields_become_columns_with_one_type_and_what_does_not_fit_stays
     ]
 
 
+@pytest.mark.thorough
 def test_unknown_fields_stop_a_table_that_requests_it_and_nothing_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     world = PipelineWorld(spark, tmp_path)
     world.fill("source", [row(1), row(2, rescued='{"humidity": 78.0}')], SOURCE)

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMFORT = Path(__file__).resolve().parents[3] / "examples" / "comfort.py"
 
 
+@pytest.mark.thorough
 def test_rules_shows_what_splits_rows_with_the_users_own_expectations(tmp_path: Path) -> None:
     kinds = ("expect_column_values_to_be_whole", "expect_column_mean_to_be_between")
     kwargs = ({}, {"max_value": 60})

@@ -17,7 +17,8 @@ def test_one_process_takes_sparks_files_and_another_what_is_left(tmp_path: Path)
     (tmp_path / "spark.py").write_text("def test_a(spark: SparkSession) -> None: ...")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/mixed.py").write_text("def test_a(spark: SparkSession) -> None: ...")
-    units = ["plain.py", "spark.py", "folder"]
-    assert next_of(units, tmp_path, spark=True) == "spark.py"
-    assert next_of(units[2:], tmp_path, spark=True) == "folder"
-    assert next_of(units[1:], tmp_path, spark=False) is None
+    plain, spark = {"plain.py": ["plain.py::test_a"]}, {"spark.py": ["spark.py::test_a"]}
+    folder = {"folder": ["plain.py::test_a", "folder/mixed.py::test_a[x::y]"]}
+    assert next_of(plain | spark | folder, tmp_path, spark=True) == "spark.py"
+    assert next_of(plain | folder, tmp_path, spark=True) == "folder"
+    assert next_of(spark | folder, tmp_path, spark=False) is None
