@@ -142,10 +142,14 @@ class _Handler(MetricsHandler):
     def do_GET(self) -> None:
         """Answer with the metrics or a verdict."""
         path = self.path.partition("?")[0]
-        verdict = self.server.health.verdict(time.monotonic())
         if path == "/metrics":
-            super().do_GET()
-        elif path == "/healthz":
+            if self.command == "HEAD":  # MetricsHandler would send the metrics with it
+                self._answer(405, {"allowed": ["GET"]})
+            else:
+                super().do_GET()
+            return
+        verdict = self.server.health.verdict(time.monotonic())
+        if path == "/healthz":
             self._answer(200 if verdict.healthy else 503, {"healthy": verdict.healthy, "failed": _listed(verdict.sick)})
         elif path == "/readyz":
             self._answer(200 if verdict.ready else 503, {"ready": verdict.ready, "missing": _listed(verdict.missing)})

@@ -87,6 +87,20 @@ def test_other_paths_and_methods_are_refused() -> None:
         assert refused.value.code == 405
 
 
+@pytest.mark.parametrize(("path", "status"), [("/metrics", b"405"), ("/healthz", b"200"), ("/x", b"404")])
+def test_an_answer_to_head_has_no_body(path: str, status: bytes) -> None:
+    """RFC 9110, 9.3.2."""
+    (port,) = free_ports(1)
+    with (
+        serving(MetricsSettings(port=port), Health()),
+        socket.create_connection(("127.0.0.1", port), timeout=30) as raw,
+    ):
+        raw.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+    head, body = answer.split(b"\r\n\r\n", 1)
+    assert (head.split(b" ")[1], body) == (status, b"")
+
+
 def test_h39_clients_that_send_slowly_use_few_threads_and_block_no_probe() -> None:
     (port,) = free_ports(1)
     with serving(MetricsSettings(port=port), Health()), ExitStack() as opened:
