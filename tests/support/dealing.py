@@ -48,12 +48,14 @@ class ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return unit_of(nodeid)
 
+    def _is_first(self, node: Any) -> bool:
+        return next(iter(self.registered_collections)) is node
+
     def _unit_for(self, node: Any) -> str | None:
-        first = next(iter(self.registered_collections)) is node
-        return next_of(self.workqueue, self.config.rootpath, spark=first)
+        return next_of(self.workqueue, self.config.rootpath, spark=self._is_first(node))
 
     def _reschedule(self, node: Any) -> None:
-        if len(self.nodes) > 1 and next(iter(self.registered_collections)) is not node and self._unit_for(node) is None:
+        if len(self.nodes) > 1 and not self._is_first(node) and self._unit_for(node) is None:
             node.shutdown()  # to warm a second Spark would take longer than to wait for the first
         else:
             super()._reschedule(node)
