@@ -174,7 +174,7 @@ def test_a_password_from_a_file_is_read_at_each_connect(tmp_path: Path, authorit
             first.kill()
             with mosquitto(tmp_path, users=("device",), password="rotated", port=port):
                 poll_for(
-                    lambda: device.last_loss is not None and device.last_loss.remedy,
+                    lambda: device.last_loss is not None and "refused the connection" in device.last_loss.why,
                     20,
                     "the old one refused",
                 )
