@@ -254,7 +254,7 @@ def _compare_compaction(admin: PulsarAdmin, need: TopicNeed, found: Found) -> No
 def move_retention_subscription(admin: PulsarAdmin, partition: str, subscription: str) -> None:
     """Move the retention subscription of a compacted partition to the last compaction's horizon. So Pulsar trims it.
 
-    Only for records that are renewed: those in the compacted view alone may be lost (``bridge/push/compaction.py``). During
+    Only for records that are renewed: those in the compacted view alone may be lost (``bridge/pulsar/compaction.py``). During
     a compaction this has no effect, because Pulsar then reports the oldest remaining message as the horizon.
     """
     cursors = admin.internal_stats(partition)["cursors"]
