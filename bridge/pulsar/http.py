@@ -132,6 +132,8 @@ class AdminHttp:
 
     def _current(self) -> httpx.Client:
         with self._lock:
+            if self._http.is_closed:  # by the end of the process, beside a watch
+                raise UnreachableError("the connections to Pulsar's admin are closed")
             stamps = self._stamps()
             if stamps != self._files:
                 # Other threads may still use the last client, so it is closed at the next change.
