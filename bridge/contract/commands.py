@@ -98,7 +98,7 @@ class CommandPosition(NamedTuple):
     def encode(self, partition: int, generation: int = 0) -> str:
         """Return the position as text: generation of the topic, partition, ledger, entry, index.
 
-        Devices see it with a tag (``bridge.push.device_protocol``).
+        Devices see it with a tag (``bridge.contract.tagged_positions``).
         """
         return f"{generation}.{partition}.{self.ledger}.{self.entry}.{self.batch_index}"
 

@@ -2,7 +2,7 @@
 
 Concepts, one name each:
 
-- *position*: where a command is in its partition's log; a device gets it with a tag (``device_protocol``).
+- *position*: where a command is in its partition's log; a device gets it with a tag (``bridge.contract.tagged_positions``).
 - *command*: a message for one device; ``command`` tracks it from its arrival to its receipt.
 - *device*: queue, cursor and parked commands of one name (``device``).
 - *mode*: whether a device is LIVE, PARKED or REPLAYING (``states``).

@@ -31,8 +31,8 @@ from bridge.contract.decoding import (
     decodes,
     json_record,
 )
+from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.errors import ContractError
-from bridge.push.device_protocol import SECRET_BYTES
 from bridge.push.segments import ParkedId
 
 __all__ = [
@@ -448,7 +448,7 @@ class OwnerRecord:
 
 
 def term_record(secret: bytes) -> bytes:
-    """Return the payload under ``TERM_KEY``; ``secret`` is the partition's, which owners take over (``device_protocol``)."""
+    """Return the payload under ``TERM_KEY``; ``secret`` is the partition's, which owners take over."""
     return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
 
 

@@ -14,6 +14,7 @@ import structlog
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
 from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, decode_command, read_command
 from bridge.contract.names import MAX_NAME_BYTES
+from bridge.contract.tagged_positions import PositionTags
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
 from bridge.killpoints import reach
@@ -39,7 +40,7 @@ from bridge.push.actions import (
 )
 from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.device_protocol import DeviceAnswer, PositionTags, check_topic, outgoing
+from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog

@@ -12,10 +12,10 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.types import Disconnected
 from bridge.push.connection import Connection
 from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten, Stored
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.limits import limits_of

@@ -20,6 +20,7 @@ from typing import Any, Final
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
 from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
+from bridge.contract.tagged_positions import MAX_REQUEST_BYTES
 from bridge.errors import ContractError
 from bridge.pulsar.client import (
     EARLIEST,
@@ -35,7 +36,6 @@ from bridge.pulsar.client import (
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.position_reader import read_up_to
 from bridge.push.actions import FindCommands
-from bridge.push.device_protocol import MAX_REQUEST_BYTES
 from bridge.push.resume import FOUND_WIDTH
 from bridge.push.threads import Budget, start_thread
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.contract.commands import Command, CommandPosition, encode_command
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
 from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition

@@ -9,6 +9,7 @@ import structlog
 
 from bridge.contract import C_DEVICE, C_GROUP, C_GROUP_ID, C_REF, C_SIZE
 from bridge.contract.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
+from bridge.contract.tagged_positions import PositionTags
 from bridge.errors import ContractError
 from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.client import Link
@@ -17,7 +18,6 @@ from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
 from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog, receive_commands

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Connected, Disconnected
 from bridge.pulsar.client import Message
@@ -24,7 +25,6 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import Cursor
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition

@@ -10,10 +10,10 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from bridge.contract.commands import Command, CommandPosition, GroupRef
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Connected, Disconnected
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
