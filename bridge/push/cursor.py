@@ -31,9 +31,9 @@ from bridge.contract.decoding import (
     decodes,
     json_record,
 )
+from bridge.contract.segments import ParkedId
 from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.errors import ContractError
-from bridge.push.segments import ParkedId
 
 __all__ = [
     "BEFORE_ALL",

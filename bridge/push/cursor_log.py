@@ -11,6 +11,7 @@ from typing import Final
 
 from bridge.contract.commands import CommandPosition
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
+from bridge.contract.segments import segment_device
 from bridge.contract.tagged_positions import new_secret
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
@@ -18,7 +19,6 @@ from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.messages import leave_out_foreign, read_records
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.push.partition import Partition
-from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
 
 __all__ = [

@@ -22,6 +22,7 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.segments import GONE
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import Producer, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.messages import StoredMessage, position_of
@@ -29,7 +30,6 @@ from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.sending import Receipts
 from bridge.push.actions import Copy, Pull
-from bridge.push.segments import GONE
 from bridge.push.threads import Budget, start_thread
 
 __all__ = ["Copied", "Pulled", "Puller", "wanted_by"]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.segments import ParkedId, segment_key
 from bridge.push.actions import Outbox
 from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
-from bridge.push.segments import Parked, ParkedId, segment_key
+from bridge.push.segments import Parked
 
 __all__ = ["SegmentLog"]
 

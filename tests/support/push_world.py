@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from bridge.contract import DELIVERIES, FAILURES, REMARKS, Receipt
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.segments import GONE, read_segment, segment_device
 from bridge.push.actions import (
     Ack,
     Action,
@@ -32,7 +33,7 @@ from bridge.push.actions import (
 from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
-from bridge.push.segments import GONE, Parked, read_segment, segment_device
+from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 
 SECOND = 1_000_000

@@ -25,6 +25,7 @@ from bridge.contract import (
 )
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, GroupRef, decode_command, read_command
 from bridge.contract.partitioning import partition_of
+from bridge.contract.segments import GONE
 from bridge.errors import ContractError, TerminalError
 from bridge.inspect.devices.acknowledged import Acknowledged
 from bridge.inspect.devices.view import DeviceView, PartitionView, Waiting
@@ -33,7 +34,6 @@ from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, messag
 from bridge.pulsar.messages import StoredMessage, position_of, record_key
 from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.topic_end import Ledgers, read_partition
-from bridge.push.segments import GONE
 
 __all__ = [
     "OLDEST",

@@ -15,6 +15,7 @@ from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
 from bridge.contract.groups import decode_group_command, member_key, member_of
 from bridge.contract.presence import PresenceRecord
+from bridge.contract.segments import ParkedId, read_segment, segment_key
 from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.dead_letters.plan import replay_of
 from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, note_of
@@ -27,7 +28,6 @@ from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unprove
 from bridge.push.cursor_log import CursorRecords, owner_record
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.partition import Partition
-from bridge.push.segments import ParkedId, read_segment, segment_key
 from bridge.routing.mapper import Mapper
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings

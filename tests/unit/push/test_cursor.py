@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.segments import ParkedId
 from bridge.errors import ContractError
 from bridge.push.cursor import BEFORE_ALL, DAYS, MAX_UNPROVEN, MORE, Cursor, OwnerRecord, Unproven, ids_key
 from bridge.push.cursor_log import CursorRecords
-from bridge.push.segments import ParkedId
 
 DAY_US = 86_400_000_000
 

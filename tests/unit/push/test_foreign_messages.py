@@ -9,6 +9,7 @@ import structlog
 
 from bridge.contract import C_DEVICE, C_GROUP, C_GROUP_ID, C_REF, C_SIZE
 from bridge.contract.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
+from bridge.contract.segments import read_segment, segment_key
 from bridge.contract.tagged_positions import PositionTags
 from bridge.errors import ContractError
 from bridge.inspect.devices.view import PartitionView
@@ -23,7 +24,6 @@ from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog, receive_commands
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
-from bridge.push.segments import read_segment, segment_key
 from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
