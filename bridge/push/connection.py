@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, LinkHandler, Message
 from bridge.pulsar.client import MessageId
-from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.push.cursor_log import CursorLog, Failed, Stored
 from bridge.push.inbound import Inbound
 from bridge.push.metrics import PartitionMetrics

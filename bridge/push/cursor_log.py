@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.contract.segments import segment_device
 from bridge.contract.tagged_positions import new_secret
@@ -17,7 +18,7 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.messages import leave_out_foreign, read_records
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
+from bridge.push.cursor import Cursor
 from bridge.push.partition import Partition
 from bridge.unreadable import leave_out
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bridge.contract import DELIVERIES, FAILURES, REMARKS, Receipt
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
+from bridge.contract.cursors import ids_key
 from bridge.contract.segments import GONE, read_segment, segment_device
 from bridge.push.actions import (
     Ack,
@@ -30,7 +31,7 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked

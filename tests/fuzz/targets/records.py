@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Unproven, read_term, term_record
 from bridge.contract.groups import decode_group_command, member_key, member_of
 from bridge.contract.presence import PresenceRecord
 from bridge.contract.segments import ParkedId, read_segment, segment_key
@@ -24,7 +25,7 @@ from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.envelope import message_of
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unproven, read_term, term_record
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords, owner_record
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.partition import Partition

@@ -9,6 +9,7 @@ import structlog
 
 from bridge.contract import C_DEVICE, C_GROUP, C_GROUP_ID, C_REF, C_SIZE
 from bridge.contract.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.contract.segments import read_segment, segment_key
 from bridge.contract.tagged_positions import PositionTags
 from bridge.errors import ContractError
@@ -17,7 +18,7 @@ from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.pulsar.messages import StoredMessage
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
