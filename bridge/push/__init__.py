@@ -10,7 +10,7 @@ Concepts, one name each:
 - *action*: what the core asks the shell to do (``actions``, ``effects``).
 - *cursor*: up to which position a device's commands are settled (``cursor``, ``cursor_log``).
 - *segment*: stored ids of parked commands (``segments``, ``segment_log``).
-- *receipt*: the final state of a command, for its writer (``settlement``, ``receipt_log``).
+- *receipt*: the final state of a command, for its writer (``settlement``, ``bridge.pulsar.batch_writer``).
 - *retention*: up to where Pulsar may trim (``retention``, ``bridge.pulsar.compaction``).
 - *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``owner``).
 - *presence*: signs of life and of absence (``probes``).

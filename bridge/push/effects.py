@@ -23,6 +23,8 @@ from bridge.mqtt.packets import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Disconnected
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.sending import Stored
 from bridge.push.actions import (
     Ack,
     Action,
@@ -38,7 +40,6 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
@@ -46,7 +47,6 @@ from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
-from bridge.push.threads import Budget
 from bridge.push.tracing import Answered, Confirmed
 from bridge.settings import Settings
 
@@ -66,7 +66,7 @@ class Effects:
     _core: Partition
     _link: Link
     _log: PartitionLog
-    _budget: Budget
+    _budget: ReadBudget
     _metrics: PushMetrics
     _ask: Callable[[CommandPosition], bytes | None]
     """Returns the payload of a group command, or None and brings it to ``payload_came``."""

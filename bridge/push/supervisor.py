@@ -11,13 +11,14 @@ from bridge.collector import excluded_objects, let_go
 from bridge.errors import FencedError
 from bridge.health import Part
 from bridge.killpoints import reach
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.push.connection import Connection
 from bridge.push.cursor_log import CursorsAged, CursorsForgotten
 from bridge.push.groups.payloads import Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.owner import Owner
-from bridge.push.threads import Budget, Sessions, wait_for
+from bridge.push.sessions import Sessions, wait_for
 from bridge.settings import Settings
 
 __all__ = ["PartitionSupervisor", "Session"]
@@ -89,7 +90,7 @@ class Session:
         limits = limits_of(settings.push)
         cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
         ownership.own = cursors.until
-        budget = Budget(limits.pending, limits.pending_bytes)
+        budget = ReadBudget(limits.pending, limits.pending_bytes)
         while True:
             try:
                 connection.log.subscribe(budget, limits.pending_bytes, limits.resume.most)

@@ -25,8 +25,8 @@ import structlog
 
 from bridge.contract import C_DEVICE, C_ID
 from bridge.contract.commands import CommandPosition
+from bridge.pulsar.sending import Stored
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.cursor_log import Stored
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived

@@ -30,7 +30,7 @@ from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import Membership
 from bridge.push.metrics import PushMetrics
-from bridge.push.threads import Sessions, wait_for
+from bridge.push.sessions import Sessions, wait_for
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner", "KnownDevices", "MemberTable"]

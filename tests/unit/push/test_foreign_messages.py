@@ -17,15 +17,16 @@ from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.sending import Writes
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
 from bridge.push.cursor import Cursor
-from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
+from bridge.push.cursor_log import CursorLog, CursorRecords
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived, PartitionLog, receive_commands
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
-from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage as Record
@@ -62,7 +63,7 @@ class FromPulsar:
 class Consumer:
     """Gives these messages, and then closes the gate through which its reader goes."""
 
-    def __init__(self, budget: Budget, messages: list[FromPulsar]) -> None:
+    def __init__(self, budget: ReadBudget, messages: list[FromPulsar]) -> None:
         self._budget = budget
         self._messages = messages
 
@@ -76,7 +77,7 @@ class Consumer:
 @pytest.mark.parametrize("bad", ["key", "property", "key and property"])
 def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad: str) -> None:
     arrived: list[object] = []
-    budget = Budget(10, 1000)
+    budget = ReadBudget(10, 1000)
     consumer = Consumer(budget, [FromPulsar(0, bad), FromPulsar(1)])
     receive_commands(cast(Any, consumer), "commands", budget, arrived.append)
     core = Partition(0, Limits().nested(), {}, None)
@@ -92,7 +93,7 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     assert push.command.command_id == "c-1"
 
 
-def effects_of(core: Partition, budget: Budget) -> Effects:
+def effects_of(core: Partition, budget: ReadBudget) -> Effects:
     log, tags = cast(PartitionLog, None), PositionTags(b"secret", 0)
     return Effects(Settings(), core, cast(Link, None), log, budget, METRICS, lambda _at: None, tags)
 
@@ -242,7 +243,7 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
 
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
-    budget = Budget(10, 10_000)
+    budget = ReadBudget(10, 10_000)
     core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)

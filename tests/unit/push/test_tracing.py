@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from bridge.contract import C_ID
 from bridge.contract.commands import Command, CommandPosition
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.sending import Stored
 from bridge.push.actions import Ack, Push, StoreCursor, StoreReceipt
-from bridge.push.cursor_log import Stored
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
 from bridge.push.partition_log import Arrived
