@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.contract.cursors import MAX_UNPROVEN, CursorRecord, Unproven, ids_key
-from bridge.contract.remembered_ids import RememberedIds
+from bridge.contract.cursors import MAX_UNPROVEN, CursorRecord, RememberedIds, Unproven, ids_key
 from bridge.contract.segments import ParkedId
 
 __all__ = ["Cursor"]

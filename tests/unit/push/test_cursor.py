@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.contract.cursors import MAX_UNPROVEN, Unproven, ids_key
-from bridge.contract.remembered_ids import DAYS, MORE
+from bridge.contract.cursors import DAYS, MAX_UNPROVEN, MORE, Unproven, ids_key
 from bridge.contract.segments import ParkedId
 from bridge.errors import ContractError
 from bridge.push.cursor import Cursor
