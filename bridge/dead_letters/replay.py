@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract import COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC, partition_name
+from bridge.contract.commands import CommandPosition
 from bridge.contract.partitioning import partition_of
 from bridge.dead_letters.blocks import Block, BlockStore
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, Selection, replayed_note
+from bridge.dead_letters.records import DeadLetter, LetterId, Note, Selection, replayed_note
 from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar.admin import PulsarAdmin
@@ -135,7 +136,7 @@ class Replayer:
             if group:
                 self._write(partition, group)
 
-    def _planned(self, record: DeadLetter | Note, done: set[LetterPosition]) -> Replay | None:
+    def _planned(self, record: DeadLetter | Note, done: set[CommandPosition]) -> Replay | None:
         if isinstance(record, Note):
             return None
         self._targets.add(record.target)
@@ -169,7 +170,7 @@ class Replayer:
         reach("replay_before_receipt")
         receipts.wait(_CONFIRM_S)
         reach("replay_before_mark")
-        done: list[LetterPosition] = []
+        done: list[CommandPosition] = []
         failure: PulsebridgeError | None = None
         for one in group:
             error = receipts.error(one.letter.id, _operation(one))
@@ -196,7 +197,7 @@ class Replayer:
             return False
         return True
 
-    def _note(self, partition: int, done: list[LetterPosition]) -> None:
+    def _note(self, partition: int, done: list[CommandPosition]) -> None:
         payload, properties = replayed_note(done)
         receipts = Receipts()
         operation = f"writing a note of the replay to {self._log.topic}"

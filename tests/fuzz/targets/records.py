@@ -19,7 +19,7 @@ from bridge.contract.presence import PresenceRecord
 from bridge.contract.segments import ParkedId, read_segment, segment_key
 from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.dead_letters.plan import replay_of
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, note_of
+from bridge.dead_letters.records import DeadLetter, LetterId, note_of
 from bridge.errors import ContractError
 from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.envelope import message_of
@@ -314,7 +314,7 @@ def _of_properties(properties: dict[str, str], payload: bytes) -> None:
     with suppress(ContractError):
         message_of(payload, properties)
     note_of(properties, payload)
-    letter = DeadLetter(LetterId(0, LetterPosition(1, 2, 0)), "k", payload, properties, 0, 1)
+    letter = DeadLetter(LetterId(0, CommandPosition(1, 2, 0)), "k", payload, properties, 0, 1)
     assert letter.at_us >= 0
     assert isinstance(letter.lost_bytes, int)
     assert isinstance(letter.target + letter.reason + letter.device, str)
