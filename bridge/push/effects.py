@@ -44,7 +44,7 @@ from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
 from bridge.push.tracing import Answered, Confirmed
@@ -92,7 +92,7 @@ class Effects:
             # It came again after a reconnect, and the core tracks it or has acknowledged it already: the
             # acknowledgement must use the newest id, which alone counts for a batch, and only once.
             self._budget.release(len(before.payload))
-        self.trace(Arrived(message))
+        self.trace(message)
 
     def _route(self, message: StoredMessage) -> None:
         core, position, properties = self._core, message.position, message.properties

@@ -15,6 +15,7 @@ from bridge.contract.commands import CommandPosition
 from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.types import Disconnected
 from bridge.pulsar.batch_writer import BatchAnswered, ProducerOpened
+from bridge.pulsar.messages import StoredMessage
 from bridge.pulsar.read_budget import ReadBudget
 from bridge.pulsar.sending import Stored
 from bridge.push.connection import Connection
@@ -24,7 +25,7 @@ from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, Seen
+from bridge.push.partition_log import Seen
 from bridge.push.puller import Copied, Pulled, Puller
 from bridge.push.request_log import Asked, Found
 from bridge.push.tracing import Tracer
@@ -198,7 +199,7 @@ class Owner:
         )
         effects = self._effects
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Arrived: lambda event: effects.arrived(event.message),
+            StoredMessage: effects.arrived,
             Stored: lambda event: effects.stored(event.token),
             BatchAnswered: self._receipts_written,
             ProducerOpened: lambda event: self._log.receipts.opened(event, time.monotonic()),

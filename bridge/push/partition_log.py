@@ -32,7 +32,7 @@ from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.pulsar.batch_writer import BatchWriter
 from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, PulsarClient, our_errors, received
-from bridge.pulsar.messages import StoredMessage, leave_out_foreign, record_key, stored_message
+from bridge.pulsar.messages import leave_out_foreign, record_key, stored_message
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.read_budget import ReadBudget
 from bridge.pulsar.sending import Failed, PartitionWriters, Writes, close_quietly
@@ -43,7 +43,7 @@ from bridge.push.request_log import RequestLog
 from bridge.settings.pulsar import PulsarSettings
 from bridge.threads import start_thread
 
-__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "receive_commands"]
+__all__ = ["PartitionLog", "PresenceLog", "Seen", "receive_commands"]
 
 log = structlog.get_logger("push")
 
@@ -144,13 +144,6 @@ class PresenceLog:
                 signs.append((device, PresenceRecord.decode(message.data()).seen_us))
             except ContractError as e:
                 leave_out_foreign(topic, message.message_id(), str(e), device)
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Event: a message of the commands partition."""
-
-    message: StoredMessage
 
 
 class PartitionLog:
@@ -273,10 +266,10 @@ class PartitionLog:
 
 
 def receive_commands(consumer: Consumer, topic: str, budget: ReadBudget, post: Callable[[object], None]) -> None:
-    """Receive commands until the budget is closed; ``Arrived`` is posted for each."""
+    """Receive commands until the budget is closed, and post each."""
     while budget.wait():
         message = received(consumer.receive, _RECEIVE_MS, f"reading {topic}")
         if message is not None:
             stored = stored_message(message)
             budget.acquire(len(stored.payload))
-            post(Arrived(stored))
+            post(stored)

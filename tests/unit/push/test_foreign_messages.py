@@ -24,7 +24,7 @@ from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorLog, CursorRecords
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, PartitionLog, receive_commands
+from bridge.push.partition_log import PartitionLog, receive_commands
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
 from bridge.settings import Settings
@@ -84,8 +84,8 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     core.link_up()
     effects = effects_of(core, budget)
     for event in arrived:
-        assert isinstance(event, Arrived)
-        effects.arrived(event.message)
+        assert isinstance(event, StoredMessage)
+        effects.arrived(event)
     letter, push = core.take(NOW)
     key = "" if bad == "key and property" else "d"
     assert letter == DeadLetter(CommandPosition(1, 0, -1), key, NO_TEXT)
