@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from bridge.collector import excluded_objects, let_go
 from bridge.errors import FencedError
@@ -123,9 +124,7 @@ class PartitionSupervisor:
         lost = metrics.all.counters["partitions_lost"].inc
         self._sessions = Sessions(f"partition {partition}", self._run_session, part, failed, lost)
         self._session: Session | None = None
-        self._open: Callable[[], Session] = lambda: Session(
-            settings, partition, metrics, part, self._sessions.stopping, payloads, trace
-        )
+        self._open = partial(Session, settings, partition, metrics, part, self._sessions.stopping, payloads, trace)
         self.start, self.join = self._sessions.start, self._sessions.join
 
     def stop(self) -> None:
