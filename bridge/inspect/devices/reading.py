@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bridge.contract import (
     C_ID,
@@ -78,10 +78,6 @@ class Budget:
     """Whether the backlog has more messages."""
     left_out: int = 0
     """Number of read messages that are not valid commands."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        return {"backlog": self.read, "backlog_cut": self.spent, "backlog_left_out": self.left_out}
 
 
 @dataclass(frozen=True, slots=True)
