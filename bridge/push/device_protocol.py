@@ -78,13 +78,6 @@ def parse_answer(message: Message, topic: str, partition: int) -> DeviceAnswer |
     return DeviceAnswer(found.position, found.tag, message.payload, failed)
 
 
-class Outgoing(NamedTuple):
-    """A PUBLISH to be made."""
-
-    topic: str
-    properties: PublishProperties
-
-
 def check_topic(command: Command, settings: PushSettings) -> None:
     """Raise ContractError when the command's topic leaves no room for the position behind it."""
     size = len(command.mqtt_topic.encode())
@@ -94,8 +87,10 @@ def check_topic(command: Command, settings: PushSettings) -> None:
         )
 
 
-def outgoing(push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int) -> Outgoing:
-    """Return the PUBLISH for a command; ``now_s`` is the time in seconds since the epoch."""
+def outgoing(
+    push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int
+) -> tuple[str, PublishProperties]:
+    """Return topic and properties of the PUBLISH for a command; ``now_s`` is the time in seconds since the epoch."""
     command = push.command
     position = tags.tagged(push.position, command.device)
     user = [
@@ -113,14 +108,11 @@ def outgoing(push: Push, settings: PushSettings, tags: PositionTags, partition: 
     if command.expires_at_ms:
         left_s = min(max(1, command.expires_at_ms // 1000 - now_s), _MAX_EXPIRY_S)
     answers = settings.confirm == "device"
-    return Outgoing(
-        topic,
-        PublishProperties(
-            user=tuple(user),
-            response_topic=answer_topic(settings.answers.topic, partition) if answers else None,
-            correlation_data=position.encode() if answers else None,
-            expiry_s=left_s,
-        ),
+    return topic, PublishProperties(
+        user=tuple(user),
+        response_topic=answer_topic(settings.answers.topic, partition) if answers else None,
+        correlation_data=position.encode() if answers else None,
+        expiry_s=left_s,
     )
 
 

@@ -269,20 +269,18 @@ class Effects:
 
     def _publish(self, push: Push, payload: bytes) -> None:
         command = push.command
-        made = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
+        topic, properties = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
         qos = max(1, command.qos)  # PUBACK is what moves the cursor
-        size = len(payload)
-        broker, properties = self._link.granted, made.properties
-        why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
+        why = misfit(self._link.granted, topic, len(payload), qos, retain=command.retain, properties=properties)
         if why is None:
             try:
                 self._link.publish(
-                    made.topic,
+                    topic,
                     payload,
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
-                    confirmed=partial(self._confirmed, push, made.topic),
+                    confirmed=partial(self._confirmed, push, topic),
                     sent=partial(self._sent, push.number),
                 )
             except ValueError as e:  # of a command that an earlier release took
@@ -291,7 +289,7 @@ class Effects:
             log.warning(
                 "a command is not for this MQTT broker; see the dead letters",
                 command_id=command.command_id[:_SHOWN],
-                mqtt_topic=made.topic[:_SHOWN],
+                mqtt_topic=topic[:_SHOWN],
                 why=why,
             )
             self._core.delivery.reject(push.number, why)

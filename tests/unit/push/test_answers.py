@@ -219,14 +219,14 @@ def test_h36_correlation_data_of_any_bytes_is_a_position_of_this_partition_or_no
 
 def test_devices_of_every_version_can_tell_position_and_repetition() -> None:
     push = Push(1, WHERE, command(1), True)
-    five = outgoing(push, PushSettings(confirm="device"), TAGS, 4, 0)
-    assert five.topic == "devices/d/commands"
-    assert five.properties.response_topic == "pulsebridge/answers/0/4"
-    assert five.properties.correlation_data == TAGGED.encode()
-    assert dict(five.properties.user)["position"] == TAGGED
-    old = outgoing(push, PushSettings(confirm="device", position_in="topic"), TAGS, 4, 0)
-    assert old.topic == f"devices/d/commands/{LEVELS}/repeat"
-    assert outgoing(push, PushSettings(), TAGS, 4, 0).properties.response_topic is None
+    topic, five = outgoing(push, PushSettings(confirm="device"), TAGS, 4, 0)
+    assert topic == "devices/d/commands"
+    assert five.response_topic == "pulsebridge/answers/0/4"
+    assert five.correlation_data == TAGGED.encode()
+    assert dict(five.user)["position"] == TAGGED
+    topic, _ = outgoing(push, PushSettings(confirm="device", position_in="topic"), TAGS, 4, 0)
+    assert topic == f"devices/d/commands/{LEVELS}/repeat"
+    assert outgoing(push, PushSettings(), TAGS, 4, 0)[1].response_topic is None
     with pytest.raises(ContractError, match="room for the position"):
         check_topic(command(1, mqtt_topic="x" * 65_500), PushSettings(position_in="topic"))
 
