@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from bridge.backoff import backoff_s
@@ -71,8 +72,7 @@ class ProducerOpened:
     """A producer is open, or was refused."""
 
     partition: _Partition
-    producer: BatchProducer | None
-    error: PulsebridgeError | None
+    result: BatchProducer | PulsebridgeError
 
 
 class BatchWriter:
@@ -109,7 +109,7 @@ class BatchWriter:
             elif batch := partition.unstored.to_send():
                 row = batch[-1]
                 assert isinstance(row, _Row)
-                receipt = self._receipt_of(partition, partition.unstored.generation, row)
+                receipt = partial(self._answered, partition, partition.unstored.generation, row)
                 partition.producer.send(batch, receipt)  # type: ignore[arg-type]
 
     def written(self, event: BatchAnswered) -> list[object]:
@@ -131,39 +131,34 @@ class BatchWriter:
         A missing topic is waited for, because a deleted one is re-created; if its owner ended at once, it would repeat
         what was done just now.
         """
-        partition = event.partition
+        partition, result = event.partition, event.result
         partition.opening = False
-        if event.producer is not None:
-            partition.producer = event.producer
+        if not isinstance(result, PulsebridgeError):
+            partition.producer = result
             partition.unstored.reopened()
             return
-        error = event.error
-        assert error is not None
-        gone = isinstance(error, RefusedError) and not isinstance(error, (DeniedError, TerminatedError))
-        if not isinstance(error, TransientError) and not (gone and partition.attempts < _GONE_ATTEMPTS):
-            raise error
+        gone = isinstance(result, RefusedError) and not isinstance(result, (DeniedError, TerminatedError))
+        if not isinstance(result, TransientError) and not (gone and partition.attempts < _GONE_ATTEMPTS):
+            raise result
         partition.retry_at = now + backoff_s(partition.attempts, _RETRY_MIN_S, _RETRY_MAX_S, 0.5)
         partition.attempts += 1
 
-    def _receipt_of(self, partition: _Partition, generation: int, row: _Row) -> Callable[[WireError | None], None]:
-        def receipt(error: WireError | None) -> None:  # on the connection's thread
-            self._post(BatchAnswered(partition, generation, row, error))
-
-        return receipt
+    def _answered(self, partition: _Partition, generation: int, row: _Row, error: WireError | None) -> None:
+        self._post(BatchAnswered(partition, generation, row, error))  # on the connection's thread
 
     def _open(self, partition: _Partition) -> None:
         former, partition.producer = partition.producer, None
         partition.opening = True
 
         def opening() -> None:
+            result: BatchProducer | PulsebridgeError
             try:
                 if former is not None:
                     former.close()
                     partition.identity = former.successor()
-                producer = self._client.batch_producer(partition.name, partition.identity)
+                result = self._client.batch_producer(partition.name, partition.identity)
             except PulsebridgeError as e:
-                self._post(ProducerOpened(partition, None, e))
-            else:
-                self._post(ProducerOpened(partition, producer, None))
+                result = e
+            self._post(ProducerOpened(partition, result))
 
         start_thread(f"batch-writer-{partition.name[-4:]}", opening, self._failed)
