@@ -26,12 +26,28 @@ __all__ = ["CursorLog", "CursorRecords", "CursorRewriter", "CursorsAged", "Curso
 _OURS: Final = "\0"
 """Keys that begin with it are push's own, and of no device."""
 _LATE: Final = -1
-"""The term of what another writer has behind the last term that began."""
 
 
 def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
     """Return the record of an owner, None for any other. Raises ContractError for one that cannot be read."""
     return OwnerRecord.decode(payload) if key == OWNER_KEY else None
+
+
+class _Terms:
+    """The order of the owners of a partition, by the names of their producers."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, int] = {}  # in which they began to write
+        self._begun: str | None = None  # the writer of the last term that began; None before the first
+
+    def begin(self, writer: str) -> None:
+        """The term of a writer begins."""
+        self._begun = writer
+
+    def of(self, writer: str) -> int:
+        """Return where a record belongs: what another writer has behind the last term that began is late."""
+        term = self._order.setdefault(writer, len(self._order))
+        return term if self._begun in (None, writer) else _LATE
 
 
 class CursorRecords:
@@ -61,8 +77,7 @@ class CursorRecords:
         """The reader's own record, up to which the partition was read."""
         self.left_us = 0
         """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
-        self._terms: dict[str, int] = {}  # by writer: when it began to write
-        self._begun: str | None = None  # the writer of the last term that began; None before the first
+        self._terms = _Terms()
         self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
         self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
 
@@ -72,12 +87,10 @@ class CursorRecords:
         the takeover goes on without it. What its device had is unknown then, so its commands are sent again, marked as
         repetitions.
         """
-        term = self._terms.setdefault(writer, len(self._terms))
-        if self._begun not in (None, writer):
-            term = _LATE
+        term = self._terms.of(writer)
         if key == TERM_KEY:
             self.secret = read_term(payload)
-            self._begun = writer
+            self._terms.begin(writer)
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
             self.served = self.served if self.owner.idle else self.owner
