@@ -10,7 +10,7 @@ from bridge.errors import DeniedError, TransientError
 from bridge.pulsar.dial import with_grant
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire.client import Brokers
-from bridge.pulsar.wire.commands import Answer, Kind, WireError, close_consumer, flow, subscribe_reader
+from bridge.pulsar.wire.commands import Answer, Kind, WireError, close, flow, subscribe_reader
 from bridge.pulsar.wire.protobuf import numbers_of
 from bridge.settings.pulsar import PulsarSettings
 from sources.broker_link import BrokerLink, read_any
@@ -86,7 +86,7 @@ class EntryReader:
         """Close this reader at the broker; messages that the broker still sends are dropped."""
         self._link.ignore(self._number)
         request = self._link.number()
-        self._link.request(request, close_consumer(self._number, request), _CLOSE_S)
+        self._link.request(request, close(Kind.CLOSE_CONSUMER, self._number, request), _CLOSE_S)
 
 
 def _entry_of(answer: Answer) -> RawEntry:

@@ -3,22 +3,22 @@
 Both sides of an interface import this package and nothing else of each other. It contains names, forms, and their
 encoding and decoding. Pure.
 
-====================  =======================================  =========================================
+====================  =======================================  =====================================================
 interface             written by                               read by
-====================  =======================================  =========================================
+====================  =======================================  =====================================================
 readings topics       ``bridge`` (ingest)                      ``sources``
 source offset         ``sources``                              ``sources`` after a restart, ``streaming``
-commands topic        ``sinks``                                ``bridge`` (push)
-command cursors       ``bridge`` (push)                        ``bridge`` (push), the next owner
-command receipts      ``bridge`` (push)                        ``sources``, ``streaming``
+commands topic        ``sinks``                                ``bridge`` (push, ``commands``)
+command cursors       ``bridge`` (push)                        ``bridge`` (push, ``devices``)
+command receipts      ``bridge`` (push)                        ``bridge`` (``commands``), ``sources``, ``streaming``
 alerts                ``sinks``                                ``streaming``, other programs
 group commands, …     ``sinks`` (members as well)              ``bridge`` (push)
-group roster          ``bridge`` (push)                        ``bridge`` (push), the next owner
+group roster          ``bridge`` (push)                        ``bridge`` (push, ``commands``)
 dead letters          ``bridge``, ``sinks``                    operators, ``sources``
 instances             ``bridge`` (ingest)                      ``bridge`` (ingest, ``status``)
 device presence       ``bridge`` (ingest)                      ``bridge`` (push, ``devices``)
 device resume         ``bridge`` (ingest)                      ``bridge`` (push)
-====================  =======================================  =========================================
+====================  =======================================  =====================================================
 
 A change that an older reader cannot read raises the version of its interface.
 """

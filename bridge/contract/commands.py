@@ -29,7 +29,7 @@ from bridge.contract import (
     COMMAND_VERSION,
     ENTRY_VERSION,
 )
-from bridge.contract.decoding import checked_whole
+from bridge.contract.decoding import checked_position, checked_whole
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.errors import ContractError
 
@@ -86,19 +86,28 @@ class Problem(NamedTuple):
 
 
 class CommandPosition(NamedTuple):
-    """The position of a command in its partition of the commands topic; ordered as the log.
+    """The position of a command, or of another message, in its partition; ordered as the log.
 
     ``batch_index`` is the index in a batch, -1 for an unbatched message.
     """
 
     ledger: int
     entry: int
-    batch_index: int
+    batch_index: int = -1
+
+    @classmethod
+    def parse(cls, text: str) -> CommandPosition:
+        """Read ``ledger:entry`` or ``ledger:entry:index``. Raises ValueError."""
+        ledger, entry, *index = (int(part) for part in text.split(":", 3))
+        return cls(*checked_position((ledger, entry, *(index or [-1]))))
+
+    def __str__(self) -> str:
+        return f"{self.ledger}:{self.entry}" + (f":{self.batch_index}" if self.batch_index >= 0 else "")
 
     def encode(self, partition: int, generation: int = 0) -> str:
         """Return the position as text: generation of the topic, partition, ledger, entry, index.
 
-        Devices see it with a tag (``bridge.push.device_protocol``).
+        Devices see it with a tag (``bridge.contract.tagged_positions``).
         """
         return f"{generation}.{partition}.{self.ledger}.{self.entry}.{self.batch_index}"
 

@@ -175,16 +175,13 @@ def member_key(group: str, device: str) -> str:
 
 
 @decodes("a membership")
-def member_of(key: str, payload: bytes, max_name_bytes: int = MAX_NAME_BYTES) -> tuple[str, str, bool]:
-    """Return group, device and whether the device is a member. ``max_name_bytes`` bounds both names.
-
-    Raises ContractError for an invalid membership.
-    """
+def member_of(key: str, payload: bytes) -> tuple[str, str, bool]:
+    """Return group, device and whether the device is a member. Raises ContractError for an invalid membership."""
     group, device = map(checked_text, json_of_record(key))
     if payload:
         json_record(payload, "membership", [GROUP_MEMBER_VERSION])
     for what, name in (("group", group), ("device", device)):
-        problem = name_problem(name, max_name_bytes)
+        problem = name_problem(name, MAX_NAME_BYTES)
         if problem is not None:
             raise ContractError(f"the {what} {problem}")
     return group, device, bool(payload)

@@ -24,7 +24,7 @@ from bridge.display import printable
 from bridge.errors import ContractError
 from bridge.pulsar.admin import PulsarAdmin
 
-__all__ = ["Block", "BlockState", "BlockStore"]
+__all__ = ["Block", "BlockState", "load_blocks", "store_block"]
 
 BlockState = Literal["blocked", "releasing", "drained"]
 _PREFIX: Final = "pulsebridge.blocked."
@@ -51,24 +51,14 @@ class Block:
         return json.dumps({"state": self.state, "since_us": self.since_us, "why": self.why})
 
 
-class BlockStore:
-    """The blocks of topics, through Pulsar's admin. Calls block; they raise TransientError and RefusedError."""
+def load_blocks(admin: PulsarAdmin, topic: str) -> list[Block]:
+    """Return the blocks of a topic; none if the topic does not exist. Raises TransientError and RefusedError."""
+    return [_decode(name, value) for name, value in admin.properties(topic, _PREFIX).items()]
 
-    def __init__(self, admin: PulsarAdmin) -> None:
-        self._admin = admin
 
-    def load(self, topic: str) -> list[Block]:
-        """Return the blocks of a topic; none if the topic does not exist."""
-        found = self._admin.properties(topic, _PREFIX)
-        return [_decode(name, value) for name, value in found.items()]
-
-    def store(self, topic: str, block: Block) -> None:
-        """Store a block; it replaces the same worker's block of the partition."""
-        self._admin.set_property(topic, block.name, block.encode())
-
-    def remove(self, topic: str, block: Block) -> None:
-        """Remove a block."""
-        self._admin.remove_property(topic, block.name)
+def store_block(admin: PulsarAdmin, topic: str, block: Block) -> None:
+    """Store a block; it replaces the same worker's block of the partition. Raises as ``load_blocks``."""
+    admin.set_property(topic, block.name, block.encode())
 
 
 def _decode(name: str, value: str) -> Block:

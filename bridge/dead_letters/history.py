@@ -256,7 +256,7 @@ def next_copy(
         return Refusal(first, f"{named or 'it'} is pending", remedy)
     if newest.state not in (*FAILURES, "pending") and not force:
         return Refusal(first, f"{named or 'it'} is {newest.state}", "--force resends it")
-    command = _content(family.in_order)
+    command = next((one.command for one in family.in_order if one.command is not None), None)
     if command is None:
         return Refusal(first, "its payload is not in Pulsar any more, neither in the log nor in the dead letters")
     expires = command.expires_at_ms if expires_at_ms is None else expires_at_ms
@@ -270,7 +270,3 @@ def next_copy(
         expires_at_ms=expires,
         emitted_at_us=now_us,
     )
-
-
-def _content(copies: Iterable[Copy]) -> Command | None:
-    return next((one.command for one in copies if one.command is not None), None)

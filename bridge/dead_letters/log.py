@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bridge.contract import DEAD_LETTERS_TOPIC, NOTE_REPLAYED
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, note_of
+from bridge.contract.commands import CommandPosition
+from bridge.dead_letters.records import DeadLetter, LetterId, Note, note_of
 from bridge.errors import TerminalError
 from bridge.pulsar.client import Message, PulsarClient
 from bridge.pulsar.messages import stored_message
@@ -33,9 +34,9 @@ class DeadLetterLog:
         for message in read_partition(self._client, name, queue=200):
             yield _record(message, partition)
 
-    def replayed(self, partition: int) -> set[LetterPosition]:
+    def replayed(self, partition: int) -> set[CommandPosition]:
         """Return the positions of the replayed letters of one partition."""
-        found: set[LetterPosition] = set()
+        found: set[CommandPosition] = set()
         for record in self.scan(partition):
             if isinstance(record, Note) and record.kind == NOTE_REPLAYED:
                 found |= record.replayed
@@ -48,7 +49,7 @@ def _record(message: Message, partition: int) -> DeadLetter | Note:
     if note is not None:
         return note
     return DeadLetter(
-        LetterId(partition, LetterPosition(*stored.position)),
+        LetterId(partition, stored.position),
         stored.key,
         stored.payload,
         stored.properties,

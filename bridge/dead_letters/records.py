@@ -21,45 +21,29 @@ from bridge.contract import (
     P_TOPIC,
     base_topic,
 )
-from bridge.contract.decoding import checked_position, decodes, json_of_record
+from bridge.contract.commands import CommandPosition
+from bridge.contract.decoding import decodes, json_of_record
 from bridge.errors import ConfigError, ContractError
 from bridge.routing.templates import Filter
 
-__all__ = ["DeadLetter", "LetterId", "LetterPosition", "Note", "Selection", "note_of", "replayed_note"]
+__all__ = ["DeadLetter", "LetterId", "Note", "Selection", "note_of", "replayed_note"]
 
 _MAX_DIGITS: Final = 18
 """Upper bound for digits of a valid number; a longer one is not a valid time."""
-
-
-class LetterPosition(NamedTuple):
-    """Position of a message in its partition; ``batch_index`` is its index in a batch, -1 without a batch."""
-
-    ledger: int
-    entry: int
-    batch_index: int = -1
-
-    @classmethod
-    def parse(cls, text: str) -> LetterPosition:
-        """Read ``ledger:entry`` or ``ledger:entry:index``. Raises ValueError."""
-        ledger, entry, *index = (int(part) for part in text.split(":", 3))
-        return cls(*checked_position((ledger, entry, *(index or [-1]))))
-
-    def __str__(self) -> str:
-        return f"{self.ledger}:{self.entry}" + (f":{self.batch_index}" if self.batch_index >= 0 else "")
 
 
 class LetterId(NamedTuple):
     """Id of a dead letter: ``partition:ledger:entry``, and the index if it was written in a batch."""
 
     partition: int
-    position: LetterPosition
+    position: CommandPosition
 
     @classmethod
     def parse(cls, text: str) -> LetterId:
         """Read an id as ``list`` prints it. Raises ConfigError."""
         partition, _, position = text.partition(":")
         try:
-            return cls(int(partition), LetterPosition.parse(position))
+            return cls(int(partition), CommandPosition.parse(position))
         except (ValueError, TypeError) as e:
             raise ConfigError(
                 f"{text!r} is not a valid id of a dead letter",
@@ -130,7 +114,7 @@ class Note:
     """A message of the dead letter topic that is not a letter: ``replayed`` names letters of the same partition."""
 
     kind: str
-    replayed: frozenset[LetterPosition]
+    replayed: frozenset[CommandPosition]
 
 
 def note_of(properties: Mapping[str, str], payload: bytes) -> Note | None:
@@ -145,11 +129,11 @@ def note_of(properties: Mapping[str, str], payload: bytes) -> Note | None:
 
 
 @decodes("a list of dead letters")
-def _positions(payload: bytes) -> frozenset[LetterPosition]:
-    return frozenset(LetterPosition.parse(text) for text in json_of_record(payload))
+def _positions(payload: bytes) -> frozenset[CommandPosition]:
+    return frozenset(CommandPosition.parse(text) for text in json_of_record(payload))
 
 
-def replayed_note(positions: list[LetterPosition]) -> tuple[bytes, dict[str, str]]:
+def replayed_note(positions: list[CommandPosition]) -> tuple[bytes, dict[str, str]]:
     """Return payload and properties of the note that names the replayed letters of its partition."""
     return json.dumps([str(p) for p in positions]).encode(), {P_DEAD_NOTE: NOTE_REPLAYED}
 

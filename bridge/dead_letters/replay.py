@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract import COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC, partition_name
+from bridge.contract.commands import CommandPosition
 from bridge.contract.partitioning import partition_of
-from bridge.dead_letters.blocks import Block, BlockStore
+from bridge.dead_letters.blocks import Block, load_blocks, store_block
 from bridge.dead_letters.log import DeadLetterLog
 from bridge.dead_letters.plan import Refusal, Replay, replay_of
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, Note, Selection, replayed_note
+from bridge.dead_letters.records import DeadLetter, LetterId, Note, Selection, replayed_note
 from bridge.errors import FencedError, PulsebridgeError, RefusedError, TerminalError, TransientError
 from bridge.killpoints import reach
 from bridge.pulsar.admin import PulsarAdmin
@@ -135,7 +136,7 @@ class Replayer:
             if group:
                 self._write(partition, group)
 
-    def _planned(self, record: DeadLetter | Note, done: set[LetterPosition]) -> Replay | None:
+    def _planned(self, record: DeadLetter | Note, done: set[CommandPosition]) -> Replay | None:
         if isinstance(record, Note):
             return None
         self._targets.add(record.target)
@@ -169,7 +170,7 @@ class Replayer:
         reach("replay_before_receipt")
         receipts.wait(_CONFIRM_S)
         reach("replay_before_mark")
-        done: list[LetterPosition] = []
+        done: list[CommandPosition] = []
         failure: PulsebridgeError | None = None
         for one in group:
             error = receipts.error(one.letter.id, _operation(one))
@@ -196,7 +197,7 @@ class Replayer:
             return False
         return True
 
-    def _note(self, partition: int, done: list[LetterPosition]) -> None:
+    def _note(self, partition: int, done: list[CommandPosition]) -> None:
         payload, properties = replayed_note(done)
         receipts = Receipts()
         operation = f"writing a note of the replay to {self._log.topic}"
@@ -229,9 +230,8 @@ class Replayer:
         """Release the blocks in the steps of ``bridge.dead_letters.blocks``."""
         if self._dry_run:
             return
-        store = BlockStore(self._admin)
         targets = [t for t in sorted(self._targets) if t and self._selection.means_target(t)]
-        blocked = {topic: found for topic in targets if (found := store.load(topic))}
+        blocked = {topic: found for topic in targets if (found := load_blocks(self._admin, topic))}
         blocked = {topic: found for topic, found in blocked.items() if not self._refused_of(topic)}
         if not blocked:
             return
@@ -239,24 +239,26 @@ class Replayer:
             for block in blocks:
                 if block.state == "blocked":
                     requested = Block(block.partition, block.client_id, "releasing", block.since_us, block.why)
-                    store.store(topic, requested)
+                    store_block(self._admin, topic, requested)
         self._report_line("waiting for the ingest workers to buffer their messages for: " + ", ".join(blocked))
-        self._await_workers(store, list(blocked))
+        self._await_workers(list(blocked))
         self._pass()
         for topic in blocked:
-            for block in store.load(topic):
-                store.remove(topic, block)
+            for block in load_blocks(self._admin, topic):
+                self._admin.remove_property(topic, block.name)
             self.report.released.append(topic)
 
     def _refused_of(self, topic: str) -> bool:
         # A truncated letter can never be replayed, so it must not block a topic for ever; others do.
         return any(r.letter.target == topic and not r.letter.lost_bytes for r in self._refused.values())
 
-    def _await_workers(self, store: BlockStore, topics: list[str]) -> None:
+    def _await_workers(self, topics: list[str]) -> None:
         deadline = time.monotonic() + _RELEASE_S
         pause = threading.Event()
         while True:
-            waiting = [b.client_id for topic in topics for b in store.load(topic) if b.state == "releasing"]
+            waiting = [
+                b.client_id for topic in topics for b in load_blocks(self._admin, topic) if b.state == "releasing"
+            ]
             if not waiting:
                 return
             if time.monotonic() > deadline:

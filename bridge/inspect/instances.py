@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 import psutil
 
@@ -37,16 +37,6 @@ class Instances:
     def alive(self) -> bool:
         """Whether at least one instance runs."""
         return any(state != "gone" for _, state in self.records)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        return {
-            "instances": [
-                asdict(record) | {"state": state, "owners": {t: self.owners.get(t, {}) for t in record.topics}}
-                for record, state in self.records
-            ],
-            "instances_problem": self.problem,
-        }
 
 
 def look_at_instances(settings: Settings) -> Instances:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bridge.contract import DEAD_LETTERS_TOPIC
 from bridge.errors import PulsebridgeError
@@ -26,21 +26,6 @@ class Sessions:
     remedies: dict[str, str] = field(default_factory=dict)
     problem: str = ""
     """Reason for missing data, empty if the data is complete."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        return {
-            "unserved_sessions": [
-                {
-                    "client_id": s.client_id or name,
-                    "broker": s.broker,
-                    "filters": list(s.granted),
-                    "remedy": self.remedies[name],
-                }
-                for name, s in self.unserved.items()
-            ],
-            "sessions_problem": self.problem,
-        }
 
 
 def look_at_sessions(settings: Settings, instances: Instances) -> Sessions:

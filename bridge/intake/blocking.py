@@ -34,7 +34,7 @@ from bridge.contract import (
     partition_name,
     partition_number,
 )
-from bridge.dead_letters.blocks import Block, BlockStore
+from bridge.dead_letters.blocks import Block, load_blocks, store_block
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError
 from bridge.intake.background import Background
 from bridge.intake.flow import Flow, Producer, Reading
@@ -75,7 +75,6 @@ class Blocking:
     ) -> None:
         self._client = client
         self._admin = admin
-        self._store = BlockStore(admin)
         self._deadletter = ingest.on_blocked == "deadletter"
         self._blocked_s = float(ingest.blocked_after)
         self._owner = owner
@@ -214,7 +213,7 @@ class Blocking:
                 closed = True
                 if producer is not None:
                     close_quietly(producer)
-                self._store.store(base_topic(flow.partition), self._block_of(flow, "blocked", why))
+                store_block(self._admin, base_topic(flow.partition), self._block_of(flow, "blocked", why))
         except PulsebridgeError as e:
             failure = e.what
         self._report(partial(self._is_blocked, flow, why, failure, closed))
@@ -240,7 +239,7 @@ class Blocking:
 
     def _store_release(self, flow: Flow, why: str) -> None:
         try:
-            self._store.store(base_topic(flow.partition), self._block_of(flow, "drained", why))
+            store_block(self._admin, base_topic(flow.partition), self._block_of(flow, "drained", why))
         except PulsebridgeError as e:  # the next poll finds the old state and retries
             log.debug("the new state of a block could not be stored", why=str(e))
 
@@ -248,7 +247,7 @@ class Blocking:
         states: dict[str, dict[int, str]] = {}
         for topic in sorted({base_topic(name) for name in names}):
             try:
-                blocks = self._store.load(topic)
+                blocks = load_blocks(self._admin, topic)
             except PulsebridgeError as e:
                 log.debug("the blocks could not be read", topic=topic, why=str(e))
                 continue
@@ -260,7 +259,7 @@ class Blocking:
         if not self._deadletter and self._admin.settings.provision == "off":
             return {}
         try:
-            found = self._store.load(topic)
+            found = load_blocks(self._admin, topic)
         except DeniedError:
             if self._deadletter:
                 raise

@@ -33,6 +33,7 @@ from bridge.contract import (
     PRESENCE_TOPIC,
     base_topic,
 )
+from bridge.contract.commands import CommandPosition
 from bridge.errors import FencedError, PulsebridgeError
 from bridge.health import Health
 from bridge.pulsar.client import EARLIEST, MessageId, PulsarClient, key_of, message_id, our_errors, received
@@ -73,14 +74,11 @@ _TRUSTED: Final = (PRESENCE_TOPIC, INSTANCES_TOPIC)
 """Of these the compacted view alone may have a record, because the next one replaces it: an instance renews its record every
 few seconds."""
 
-LogPosition = tuple[int, int, int]
-"""Ledger, entry and index within the entry's batch."""
-
 
 class ViewRecord(NamedTuple):
     """A record of the compacted view, and when it was published, in ms since the epoch."""
 
-    position: LogPosition
+    position: CommandPosition
     published_ms: int
     foreign: bool = False
     """Whether another program wrote it: its key is not UTF-8. Its owner neither reads nor rewrites it."""
@@ -102,11 +100,11 @@ class Move(NamedTuple):
 class LogRecord(NamedTuple):
     """A record that the subscription shows."""
 
-    position: LogPosition
+    position: CommandPosition
     message_id: MessageId
 
 
-def compacted_away(view: Iterable[LogPosition], retained: Iterable[LogRecord]) -> Iterator[LogRecord]:
+def compacted_away(view: Iterable[CommandPosition], retained: Iterable[LogRecord]) -> Iterator[LogRecord]:
     """Yield the retained records that compaction removed.
 
     Both are in the order of the log; ``view``, the compacted one, begins no later than ``retained``. It reads no more of
@@ -127,7 +125,7 @@ def compacted_away(view: Iterable[LogPosition], retained: Iterable[LogRecord]) -
             one = None
 
 
-def is_before(first: LogPosition, oldest: LogPosition) -> bool:
+def is_before(first: CommandPosition, oldest: CommandPosition) -> bool:
     """Return whether a subscription whose first record is ``first`` may move to ``oldest``, and would move.
 
     Never back, and by whole entries: within an entry neither a position nor retention is exact.
@@ -241,7 +239,7 @@ class _Reading:
 
 class _Asked(NamedTuple):
     at: float
-    oldest: LogPosition
+    oldest: CommandPosition
     times: int
     """How often in a row for the same one."""
 
@@ -267,7 +265,7 @@ class RewriteSchedule:
                 "the oldest record of a compacted partition was not rewritten with the others. Action: if the partition "
                 "is compacted, see which other program may produce there",
                 partition=partition,
-                position=":".join(map(str, oldest.position)),
+                position=str(oldest.position),
             )
         return True
 

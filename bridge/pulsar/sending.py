@@ -1,10 +1,11 @@
-"""Sends messages and awaits Pulsar's receipts, for writers that wait for them."""
+"""Sends messages and collects Pulsar's receipts, for writers that wait for them, or get each as an event."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
@@ -14,7 +15,7 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 
-__all__ = ["PartitionWriters", "Receipts", "close_quietly"]
+__all__ = ["Failed", "PartitionWriters", "Receipts", "Stored", "Writes", "close_quietly"]
 
 log = structlog.get_logger("pulsar")
 
@@ -125,6 +126,51 @@ class PartitionWriters:
         """Close all of them, after their receipts."""
         for producer in self._producers.values():
             close_quietly(producer)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Event: Pulsar has stored what was written for ``token``."""
+
+    token: object
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Event: Pulsar refused a write, or a thread that reads ended. Its owner ends."""
+
+    error: Exception
+
+
+class Writes:
+    """Writes that Pulsar has not answered. ``post`` gets ``Stored`` or ``Failed``, on a thread of Pulsar's client."""
+
+    def __init__(self, post: Callable[[object], None]) -> None:
+        self._post = post
+        self.unanswered = 0
+
+    def send(
+        self,
+        producer: Producer,
+        topic: str,
+        key: str,
+        payload: bytes,
+        token: object,
+        properties: dict[str, str] | None = None,
+        stored: Callable[[MessageId], None] = lambda _id: None,
+    ) -> None:
+        """Write a message; ``stored`` is called with its id."""
+
+        def answered(result: object, message_id: MessageId) -> None:
+            if result == OK:
+                stored(message_id)
+                self._post(Stored(token))
+            else:
+                self._post(Failed(as_our_error(result, f"writing to {topic}")))
+
+        self.unanswered += 1
+        with our_errors(f"writing to {topic}"):
+            producer.send_async(payload, callback=answered, partition_key=key, properties=properties or {})
 
 
 def close_quietly(one: Any) -> None:

@@ -2,15 +2,17 @@
 
 Concepts, one name each:
 
-- *position*: where a command is in its partition's log; a device gets it with a tag (``device_protocol``).
+- *position*: where a command is in its partition's log; a device gets it with a tag (``bridge.contract.tagged_positions``).
 - *command*: a message for one device; ``command`` tracks it from its arrival to its receipt.
 - *device*: queue, cursor and parked commands of one name (``device``).
 - *mode*: whether a device is LIVE, PARKED or REPLAYING (``states``).
+- *delivery*: what is sent, and its confirmation by broker or device (``delivery``).
 - *flight*: a push that the MQTT broker has not confirmed (``flights``).
+- *parking*, *replay*: commands of an offline device wait in Pulsar, and come first when it is online (``parking``, ``replay``).
 - *action*: what the core asks the shell to do (``actions``, ``effects``).
 - *cursor*: up to which position a device's commands are settled (``cursor``, ``cursor_log``).
 - *segment*: stored ids of parked commands (``segments``, ``segment_log``).
-- *receipt*: the final state of a command, for its writer (``settlement``, ``receipt_log``).
+- *receipt*: the final state of a command, for its writer (``settlement``, ``bridge.pulsar.batch_writer``).
 - *retention*: up to where Pulsar may trim (``retention``, ``bridge.pulsar.compaction``).
 - *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``owner``).
 - *presence*: signs of life and of absence (``probes``).

@@ -208,12 +208,6 @@ class Outbox:
         self.write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
         tracked.drop_payloads()
 
-    def store_segment(
-        self, key: str, payload: bytes, parked: tuple[CommandPosition, ...] = (), *, relocation: int = 0
-    ) -> None:
-        """Write a segment."""
-        self.write(StoreSegment(key, payload, parked, relocation))
-
     def remove_segment(self, key: str) -> None:
         """Remove a segment."""
         self.write(StoreSegment(key, b""))

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.errors import DeniedError, FencedError, TerminalError, TransientError
 from bridge.health import Part
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, LinkHandler, Message
+from bridge.pulsar.batch_writer import BatchAnswered
 from bridge.pulsar.client import MessageId
-from bridge.push.cursor import OWNER_KEY, OwnerRecord
-from bridge.push.cursor_log import CursorLog, Failed, Stored
+from bridge.pulsar.sending import Failed, Stored
+from bridge.push.cursor_log import CursorLog
 from bridge.push.inbound import Inbound
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition_log import PartitionLog
-from bridge.push.receipt_log import ReceiptsWritten
 from bridge.push.resume_answers import ANSWERS_AT_ONCE
 from bridge.settings import Settings
 
@@ -164,7 +165,7 @@ class Connection(LinkHandler):
         """Hand an event to the partition's thread."""
         self._inbox.append(event)
         proof = isinstance(event, Stored) and isinstance(event.token, Proof)
-        if proof or not isinstance(event, (Stored, ReceiptsWritten)):
+        if proof or not isinstance(event, (Stored, BatchAnswered)):
             self.wake()
 
     def wake(self) -> None:

@@ -1,277 +1,34 @@
 """A device's cursor: up to which position its commands are settled, and which command ids it had lately.
 
-A cursor is one message of the compacted cursors topic, keyed by device; the last one counts. All commands of the device at
-or below ``position`` are settled: delivered, expired, a duplicate, or in the dead letters.
-
-Push writes the cursor for each command, and the ids are by far its largest part. So the cursor has the latest ids alone; the
-others are in a record apart (``ids_key``). Push writes that record before the cursor that leaves them out, and the record
-names no id that no cursor has named before. After a crash in between some ids are in both, and no id is known without the
-rest of its cursor.
+``bridge.contract.cursors`` has the form in which it is stored.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
 
-from bridge.contract import CURSOR_VERSION
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.contract.decoding import (
-    LAST_US,
-    checked_position,
-    checked_text,
-    checked_whole,
-    checked_wholes,
-    decodes,
-    json_record,
-)
-from bridge.errors import ContractError
-from bridge.push.device_protocol import SECRET_BYTES
-from bridge.push.segments import ParkedId
+from bridge.contract.cursors import MAX_UNPROVEN, CursorRecord, RememberedIds, Unproven, ids_key
+from bridge.contract.segments import ParkedId
 
-__all__ = [
-    "BEFORE_ALL",
-    "DAYS",
-    "MAX_UNPROVEN",
-    "MORE",
-    "OWNER_KEY",
-    "TERM_KEY",
-    "Cursor",
-    "OwnerRecord",
-    "RememberedIds",
-    "Unproven",
-    "ids_device",
-    "ids_key",
-    "read_term",
-    "term_record",
-]
-
-OWNER_KEY: Final = "\0owner"
-"""Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
-
-TERM_KEY: Final = "\0term"
-"""Key of the record with which an owner begins its term: behind it only this owner's records count; others are late.
-
-It differs from ``OWNER_KEY``, because a former owner writes that record as well, to see whether it was replaced.
-"""
-
-MORE: Final = 16
-DAYS: Final = 7
-
-_SIZE: Final = 9
-"""Bytes of a digest: among 4,096 ids a false match comes once in 10^18 commands, and a record stays small."""
-_TEXT: Final = 12
-"""Characters of it in base64."""
-_MOST: Final = MORE * 4096
-"""As many as ``push.limits.remembered_ids`` lets a cursor have."""
-_DEAD: Final = "!"
-"""Before the digest of a command that went to the dead letters; base64 has no such sign."""
-_DAY_US: Final = 86_400_000_000
-
-_IDS_PREFIX: Final = "\0ids\0"
-_OWNER_VERSION: Final = 1
-_TERM_VERSION: Final = 1
-
-MAX_UNPROVEN: Final = 16
-"""So many commands of a device that the broker confirmed are remembered in case they did not arrive (H26)."""
-
-
-class Unproven(NamedTuple):
-    """A command that the broker confirmed at ``at_us``, as it is parked should the device turn out to be away."""
-
-    one: ParkedId
-    at_us: int
-
-
-def ids_key(device: str) -> str:
-    """Return the key of the ids that are stored apart from a device's cursor."""
-    return _IDS_PREFIX + device
-
-
-def ids_device(key: str) -> str | None:
-    """Return whose ids are stored under ``key``, None when it is no such key."""
-    return key.removeprefix(_IDS_PREFIX) if key.startswith(_IDS_PREFIX) else None
-
-
-def _again(ledger: int, entry: int, index: int, expires_at_ms: int) -> ParkedId:
-    position = CommandPosition(*checked_position((ledger, entry, index)))
-    return ParkedId(position, checked_whole(expires_at_ms), maybe_seen=True, resend=True)
-
-
-def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
-    numbers = checked_wholes(flat, width)
-    return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]
-
-
-class RememberedIds:
-    """The ids of one device, as digests side by side: there may be thousands of each of many devices.
-
-    The latest ids are remembered at any age, and ``MORE`` times as many if they are at most ``DAYS`` older than the
-    newest: a task, a batch or a new checkpoint may write again all that a device had in the time that Pulsar keeps. The
-    ids themselves give the age, not a clock, so that nothing of a silent device is forgotten.
-    """
-
-    __slots__ = ("_dead", "_digests", "_least", "_runs")
-
-    def __init__(self, least: int) -> None:
-        """``least``: so many are remembered whatever their age; with 0 none is."""
-        self._least = least
-        # Nothing of its own for the many devices that never had a command.
-        self._digests: bytearray | bytes = b""  # the oldest first
-        self._runs: list[list[int]] | tuple[()] = ()  # how many of them in turn are of which day
-        self._dead: set[bytes] | tuple[()] = ()
-
-    def __len__(self) -> int:
-        return len(self._digests) // _SIZE
-
-    def knows(self, command_id: str) -> bool:
-        """Return whether the id is remembered."""
-        return self._has(_digest(command_id))
-
-    def delivered(self, command_id: str) -> bool:
-        """Return whether the id is remembered as one that the device had, not as a dead letter."""
-        digest = _digest(command_id)
-        return digest not in self._dead and self._has(digest)
-
-    def add(self, command_id: str, *, delivered: bool, at_us: int) -> bool:
-        """Remember an id, settled at ``at_us`` (µs since the epoch, 0: as the one before). Returns whether it is new."""
-        return self._add(_digest(command_id), delivered, at_us // _DAY_US)
-
-    def merge(self, other: RememberedIds) -> int:
-        """Remember what another of the same device does, as the newest. Returns how many were not known."""
-        return sum(self._add(*one) for one in other._all())
-
-    def put_before(self, older: RememberedIds) -> None:
-        """Put what another of the same device remembers before what this one does."""
-        for one in self._all():
-            older._add(*one)
-        self._digests, self._runs, self._dead = older._digests, older._runs, older._dead
-
-    def _all(self) -> Iterator[tuple[bytes, bool, int]]:
-        start = 0
-        for count, day in self._runs:
-            for at in range(start, start + count * _SIZE, _SIZE):
-                digest = bytes(self._digests[at : at + _SIZE])
-                yield digest, digest not in self._dead, day
-            start += count * _SIZE
-
-    def _has(self, digest: bytes) -> bool:
-        at = self._digests.find(digest)
-        while at % _SIZE and at >= 0:  # it began in the midst of another
-            at = self._digests.find(digest, at + 1)
-        return at >= 0
-
-    def _add(self, digest: bytes, delivered: bool, day: int) -> bool:
-        if self._has(digest):
-            return False
-        self._digests = self._digests or bytearray()
-        self._digests += digest
-        self._runs = self._runs or []
-        newest = self._runs[-1] if self._runs else None
-        if newest is not None and newest[1] >= day:
-            newest[0] += 1
-        else:
-            self._runs.append([1, day])
-        if not delivered:
-            self._dead = self._dead or set()
-            self._dead.add(digest)
-        self._forget()
-        return True
-
-    def _forget(self) -> None:
-        """Forget the oldest ones where there are too many of them."""
-        runs = self._runs
-        assert isinstance(self._digests, bytearray)
-        assert isinstance(runs, list)
-        while (
-            len(self) > MORE * self._least or (len(self) > self._least and runs[-1][1] - runs[0][1] > DAYS)
-        ):  # fmt: skip
-            if self._dead:
-                self._dead.discard(bytes(self._digests[:_SIZE]))
-            del self._digests[:_SIZE]
-            runs[0][0] -= 1
-            if not runs[0][0]:
-                del runs[0]
-
-    def to_record(self, start: int, stop: int) -> dict[str, object]:
-        """Return some of them, counted from the oldest, as fields of a JSON record. ``days`` has, in turn, how many are
-        of one day, and how many days that is after the one before, the first after the epoch.
-        """
-        start, stop = max(0, start), min(len(self), stop)
-        text = base64.b64encode(self._digests[start * _SIZE : stop * _SIZE]).decode("ascii")
-        ids = [text[at : at + _TEXT] for at in range(0, len(text), _TEXT)]
-        if self._dead:
-            ids = [_DEAD + one if base64.b64decode(one) in self._dead else one for one in ids]
-        days: list[int] = []
-        before = passed = 0
-        for count, day in self._runs:
-            some = min(stop, passed + count) - max(start, passed)
-            passed += count
-            if some > 0:
-                days += (some, day - before)
-                before = day
-        return {"ids": ids, "days": days} if before else {"ids": ids}
-
-    @classmethod
-    def from_record(cls, body: dict[str, Any], least: int) -> RememberedIds:
-        """Read what ``to_record`` has returned; without ``days`` the ids are of unknown age. Called by a decoder of a record
-        (``bridge.contract.decoding``): it raises what it meets.
-        """
-        found = cls(least)
-        ids: list[str] = body["ids"]
-        if len(ids) > _MOST:
-            raise ValueError(f"{len(ids)} ids, a device has at most {_MOST}")
-        days = _days(body.get("days", [len(ids), 0]), len(ids))
-        digests = base64.b64decode("".join([one.removeprefix(_DEAD) for one in ids]), validate=True)
-        if len(digests) != len(ids) * _SIZE:
-            raise ValueError("ids of another length")
-        for number, (one, day) in enumerate(zip(ids, days, strict=True)):
-            found._add(digests[number * _SIZE : (number + 1) * _SIZE], not one.startswith(_DEAD), day)
-        return found
-
-
-def _days(runs: list[int], count: int) -> list[int]:
-    days: list[int] = []
-    day = 0
-    for some, later in zip(runs[::2], runs[1::2], strict=True):
-        day += checked_whole(later)
-        days += [day] * checked_whole(some, 0, count - len(days))
-    if len(days) != count:
-        raise ValueError(f"days of {len(days)} ids, there are {count}")
-    return days
-
-
-def _digest(command_id: str) -> bytes:
-    return hashlib.sha256(command_id.encode("utf-8", "surrogatepass")).digest()[:_SIZE]
+__all__ = ["Cursor"]
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """The cursor of one device, which remembers the last ``capacity`` settled ids, and more (``RememberedIds``)."""
+    """The cursor of one device, which remembers the last ``capacity`` settled ids, and more (``RememberedIds``). The other
+    fields have the meaning that they have in ``CursorRecord``.
+    """
 
     capacity: int
     position: CommandPosition = BEFORE_ALL
     resend_from: CommandPosition | None = None
-    """Parked commands above it are to be sent although they are below ``position``: the broker had them, and the device
-    perhaps not (H26). None: all that is parked is above ``position``."""
     resend: list[ParkedId] = field(default_factory=list)
-    """These commands, until they are sent: their segments may not be stored when the owner dies."""
     unproven: list[Unproven] = field(default_factory=list)
-    """What the broker confirmed lately without a sign of life of the device since: the last ``MAX_UNPROVEN``, in order."""
     delivered_at_ms: int = 0
-    """When the device's last command was confirmed, in ms since the epoch; 0 if none was, or unknown."""
     online: bool = False
-    """The device gave a sign of life after its commands were parked, and no sign of absence since: an owner that dies
-    while it sends them leaves the rest to the next one."""
     maybe_seen_to: CommandPosition | None = None
-    """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
-    late, and the records of its successor are lost (H23). None: nothing is uncertain."""
     _written: bool = False
     _ids: RememberedIds = field(init=False)
     _fresh: int = 0  # so many of the last ids are in no record apart
@@ -366,8 +123,7 @@ class Cursor:
         if whole:
             self._fresh = len(self._ids)
         elif all_keys or self._fresh > math.isqrt(2 * max(self.capacity, len(self._ids))):
-            named = self._ids.to_record(0, len(self._ids) - self._unnamed)
-            apart = ((ids_key(device), _dumped({"v": CURSOR_VERSION} | named)),)
+            apart = ((ids_key(device), self._ids.encode(0, len(self._ids) - self._unnamed)),)
             self._fresh = self._unnamed
         self._unnamed = 0
         self._written = True
@@ -375,106 +131,30 @@ class Cursor:
 
     def encode(self) -> bytes:
         """Return the cursor as the JSON payload of its message, without the ids that are stored apart."""
-        body: dict[str, object] = {"v": CURSOR_VERSION, "position": list(self.position)}
-        body |= self._ids.to_record(len(self._ids) - self._fresh, len(self._ids))
-        if self.resend_from is not None:
-            body["again_from"] = list(self.resend_from)
-        if self.resend:
-            body["again"] = [number for one in self.resend for number in (*one.position, one.expires_at_ms)]
-        if self.unproven:
-            body["lately"] = _differences([(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.unproven])
-        if self.online:
-            body["back"] = 1
-        if self.maybe_seen_to is not None and self.done < self.maybe_seen_to:
-            body["had_to"] = list(self.maybe_seen_to)
-        if self.delivered_at_ms:
-            body["at"] = self.delivered_at_ms
-        return _dumped(body)
+        uncertain = self.maybe_seen_to is not None and self.done < self.maybe_seen_to
+        record = CursorRecord(
+            self.position,
+            self._ids,
+            self.resend_from,
+            self.resend,
+            self.unproven,
+            self.delivered_at_ms,
+            self.online,
+            self.maybe_seen_to if uncertain else None,
+        )
+        return record.encode(len(self._ids) - self._fresh)
 
-    @decodes("the ids of commands")
     def with_ids(self, payload: bytes) -> None:
         """Add the ids of a record apart, which are older than those in the cursor. Raises ContractError."""
-        older = RememberedIds.from_record(_body(payload, CURSOR_VERSION), self.capacity)
+        older = RememberedIds.decode(payload, self.capacity)
         self._fresh = min(self._fresh, len(self._ids))
         self._ids.put_before(older)
 
     @classmethod
-    @decodes("a command cursor")
     def decode(cls, payload: bytes, capacity: int) -> Cursor:
         """Read a cursor back. Raises ContractError for a payload of another version."""
-        body = _body(payload, CURSOR_VERSION)
-        cursor = cls(capacity, CommandPosition(*checked_position(body["position"])))
-        if "again_from" in body:
-            cursor.resend_from = CommandPosition(*checked_position(body["again_from"]))
-        cursor.resend = [_again(*numbers) for numbers in _tuples(body.get("again", []), 4)]
-        for numbers in _summed(_tuples(body.get("lately", []), 5)):
-            cursor.add_unproven(Unproven(_again(*numbers[:4]), checked_whole(numbers[4])))
-        cursor.online = body.get("back") == 1
-        if "had_to" in body:
-            cursor.maybe_seen_to = CommandPosition(*checked_position(body["had_to"]))
-        cursor.delivered_at_ms = checked_whole(body.get("at", 0), 0, LAST_US // 1000)
-        cursor._ids = RememberedIds.from_record(body, capacity)
-        cursor._fresh = len(cursor._ids)
-        cursor._written = True
+        fields = CursorRecord.decode(payload, capacity)._asdict()
+        ids = fields.pop("ids")
+        cursor = cls(capacity, **fields)
+        cursor._ids, cursor._fresh, cursor._written = ids, len(ids), True
         return cursor
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerRecord:
-    """What an owner writes into its cursors partition: at takeover, at each reconnect, and when it leaves.
-
-    Its receipt proves that Pulsar has not fenced the owner; reading up to it proves that all cursors were read. ``token``
-    names the session, ``serial`` counts its records. ``clean``: no command was sent whose cursor is not stored. ``idle``:
-    the session has sent nothing so far, so the record of the owner before still counts.
-    """
-
-    token: str
-    serial: int
-    clean: bool = False
-    idle: bool = False
-
-    def encode(self) -> bytes:
-        """Return the record as the JSON payload of its message."""
-        body = {"v": _OWNER_VERSION, "owner": self.token, "serial": self.serial, "clean": self.clean}
-        return _dumped(body | {"idle": True} if self.idle else body)
-
-    @classmethod
-    @decodes("the record of an owner")
-    def decode(cls, payload: bytes) -> OwnerRecord:
-        """Read a record back. Raises ContractError when the payload is not one of this version."""
-        body = _body(payload, _OWNER_VERSION)
-        owner, serial = checked_text(body["owner"]), checked_whole(body.get("serial", 0))
-        return cls(owner, serial, body.get("clean") is True, body.get("idle") is True)
-
-
-def term_record(secret: bytes) -> bytes:
-    """Return the payload under ``TERM_KEY``; ``secret`` is the partition's, which owners take over (``device_protocol``)."""
-    return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
-
-
-@decodes("the beginning of a term and its secret")
-def read_term(payload: bytes) -> bytes:
-    """Return the secret under ``TERM_KEY``. Raises ContractError for a payload of another version."""
-    secret = bytes.fromhex(checked_text(_body(payload, _TERM_VERSION)["secret"]))
-    if len(secret) != SECRET_BYTES:
-        raise ContractError(f"the secret of a term has {len(secret)} bytes, not {SECRET_BYTES}")
-    return secret
-
-
-def _differences(rows: list[tuple[int, ...]]) -> list[int]:
-    """Return each row less the one before: what is alike in them takes a digit each."""
-    before = [(0,) * len(rows[0]), *rows]
-    return [to - of for one, next_ in zip(before, rows, strict=False) for of, to in zip(one, next_, strict=True)]
-
-
-def _summed(rows: list[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
-    """Return the rows whose ``_differences`` these are."""
-    return accumulate(rows, lambda one, more: tuple(of + by for of, by in zip(one, more, strict=True)))
-
-
-def _dumped(body: dict[str, object]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
-
-
-def _body(payload: bytes, version: int) -> dict[str, Any]:
-    return json_record(payload, "command cursor", (version,))

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
+from bridge.contract.segments import segment_device
+from bridge.contract.tagged_positions import new_secret
 from bridge.errors import ContractError
-from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
-from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.client import EARLIEST, MessageId, Producer, PulsarClient
 from bridge.pulsar.messages import leave_out_foreign, read_records
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
-from bridge.push.device_protocol import new_secret
+from bridge.pulsar.sending import Writes
+from bridge.push.cursor import Cursor
 from bridge.push.partition import Partition
-from bridge.push.segments import segment_device
 from bridge.unreadable import leave_out
 
-__all__ = [
-    "CursorLog",
-    "CursorRecords",
-    "CursorRewriter",
-    "CursorsAged",
-    "CursorsForgotten",
-    "Failed",
-    "Stored",
-    "Writes",
-    "owner_record",
-]
+__all__ = ["CursorLog", "CursorRecords", "CursorRewriter", "CursorsAged", "CursorsForgotten", "owner_record"]
 
 _OURS: Final = "\0"
 """Keys that begin with it are push's own, and of no device."""
@@ -178,51 +168,6 @@ class CursorRecords:
 
 
 _SHOWN: Final = 80
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Event: Pulsar has stored what was written for ``token``."""
-
-    token: object
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Event: Pulsar refused a write, or a thread that reads ended. The session ends."""
-
-    error: Exception
-
-
-class Writes:
-    """Writes that Pulsar has not answered. ``post`` gets ``Stored`` or ``Failed``, on a thread of Pulsar's client."""
-
-    def __init__(self, post: Callable[[object], None]) -> None:
-        self._post = post
-        self.unanswered = 0
-
-    def send(
-        self,
-        producer: Producer,
-        topic: str,
-        key: str,
-        payload: bytes,
-        token: object,
-        properties: dict[str, str] | None = None,
-        stored: Callable[[MessageId], None] = lambda _id: None,
-    ) -> None:
-        """Write a message; ``stored`` is called with its id."""
-
-        def answered(result: object, message_id: MessageId) -> None:
-            if result == OK:
-                stored(message_id)
-                self._post(Stored(token))
-            else:
-                self._post(Failed(as_our_error(result, f"writing to {topic}")))
-
-        self.unanswered += 1
-        with our_errors(f"writing to {topic}"):
-            producer.send_async(payload, callback=answered, partition_key=key, properties=properties or {})
 
 
 class CursorLog:

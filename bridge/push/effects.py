@@ -14,6 +14,7 @@ import structlog
 from bridge.contract import C_DEVICE, C_ID, C_TOPIC
 from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, decode_command, read_command
 from bridge.contract.names import MAX_NAME_BYTES
+from bridge.contract.tagged_positions import PositionTags
 from bridge.dead_letters import dead_letter
 from bridge.errors import ContractError
 from bridge.killpoints import reach
@@ -22,6 +23,8 @@ from bridge.mqtt.packets import misfit
 from bridge.mqtt.refusals import NOT_AUTHORIZED, subscriber
 from bridge.mqtt.types import Disconnected
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.sending import Stored
 from bridge.push.actions import (
     Ack,
     Action,
@@ -37,15 +40,13 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.cursor_log import Stored
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.device_protocol import DeviceAnswer, PositionTags, check_topic, outgoing
+from bridge.push.device_protocol import DeviceAnswer, check_topic, outgoing
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, PartitionLog
+from bridge.push.partition_log import PartitionLog
 from bridge.push.puller import Copied, Pulled
 from bridge.push.resume_answers import ResumeRequests
-from bridge.push.threads import Budget
 from bridge.push.tracing import Answered, Confirmed
 from bridge.settings import Settings
 
@@ -65,7 +66,7 @@ class Effects:
     _core: Partition
     _link: Link
     _log: PartitionLog
-    _budget: Budget
+    _budget: ReadBudget
     _metrics: PushMetrics
     _ask: Callable[[CommandPosition], bytes | None]
     """Returns the payload of a group command, or None and brings it to ``payload_came``."""
@@ -91,7 +92,7 @@ class Effects:
             # It came again after a reconnect, and the core tracks it or has acknowledged it already: the
             # acknowledgement must use the newest id, which alone counts for a batch, and only once.
             self._budget.release(len(before.payload))
-        self.trace(Arrived(message))
+        self.trace(message)
 
     def _route(self, message: StoredMessage) -> None:
         core, position, properties = self._core, message.position, message.properties
@@ -268,20 +269,18 @@ class Effects:
 
     def _publish(self, push: Push, payload: bytes) -> None:
         command = push.command
-        made = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
+        topic, properties = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
         qos = max(1, command.qos)  # PUBACK is what moves the cursor
-        size = len(payload)
-        broker, properties = self._link.granted, made.properties
-        why = misfit(broker, made.topic, size, qos, retain=command.retain, properties=properties)
+        why = misfit(self._link.granted, topic, len(payload), qos, retain=command.retain, properties=properties)
         if why is None:
             try:
                 self._link.publish(
-                    made.topic,
+                    topic,
                     payload,
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
-                    confirmed=partial(self._confirmed, push, made.topic),
+                    confirmed=partial(self._confirmed, push, topic),
                     sent=partial(self._sent, push.number),
                 )
             except ValueError as e:  # of a command that an earlier release took
@@ -290,7 +289,7 @@ class Effects:
             log.warning(
                 "a command is not for this MQTT broker; see the dead letters",
                 command_id=command.command_id[:_SHOWN],
-                mqtt_topic=made.topic[:_SHOWN],
+                mqtt_topic=topic[:_SHOWN],
                 why=why,
             )
             self._core.delivery.reject(push.number, why)

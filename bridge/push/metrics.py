@@ -14,10 +14,6 @@ __all__ = ["PartitionMetrics", "PushMetrics"]
 _NAME: Final = "pulsebridge_push"
 
 
-def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
-    return Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
-
-
 def _gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
     return Gauge(f"{_NAME}_{name}", text, labels, registry=registry)
 
@@ -83,7 +79,10 @@ class PushMetrics:
     """The metrics of one push process, by name without prefix and suffix."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self.counters = {name: _counter(registry, name, *texts) for name, texts in _COUNTERS.items()}
+        self.counters = {
+            name: Counter(f"{_NAME}_{name}_total", text, labels, registry=registry)
+            for name, (text, *labels) in _COUNTERS.items()
+        }
         self.gauges = {name: _gauge(registry, name, text, "partition") for name, text in _GAUGES.items()}
         self.gauges |= {name: _gauge(registry, name, text) for name, text in _PROCESS_GAUGES.items()}
         self.confirm = Histogram(

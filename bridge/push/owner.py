@@ -12,20 +12,22 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.types import Disconnected
+from bridge.pulsar.batch_writer import BatchAnswered, ProducerOpened
+from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.sending import Stored
 from bridge.push.connection import Connection
-from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten, Stored
-from bridge.push.device_protocol import PositionTags
+from bridge.push.cursor_log import CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.effects import Effects
 from bridge.push.groups.payloads import PayloadCame, Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, Seen
+from bridge.push.partition_log import Seen
 from bridge.push.puller import Copied, Pulled, Puller
-from bridge.push.receipt_log import ReceiptsOpened, ReceiptsWritten
 from bridge.push.request_log import Asked, Found
-from bridge.push.threads import Budget
 from bridge.push.tracing import Tracer
 from bridge.settings import Settings
 from bridge.unreadable import leave_out
@@ -158,7 +160,7 @@ class Owner:
     _settings: Settings
     _connection: Connection
     _cursors: InitVar[CursorRecords]
-    _budget: Budget
+    _budget: ReadBudget
     _metrics: PartitionMetrics
     _payloads: Payloads
     _trace: str
@@ -197,10 +199,10 @@ class Owner:
         )
         effects = self._effects
         self._handlers: dict[type, Callable[[Any], None]] = {
-            Arrived: lambda event: effects.arrived(event.message),
+            StoredMessage: effects.arrived,
             Stored: lambda event: effects.stored(event.token),
-            ReceiptsWritten: self._receipts_written,
-            ReceiptsOpened: lambda event: self._log.receipts.opened(event, time.monotonic()),
+            BatchAnswered: self._receipts_written,
+            ProducerOpened: lambda event: self._log.receipts.opened(event, time.monotonic()),
             Pulled: effects.pulled,
             Copied: effects.copied,
             PayloadCame: lambda event: effects.payload_came(event.position, event.payload),
@@ -306,7 +308,7 @@ class Owner:
         self._effects.resume.found(event)
         self._retention.move_back()
 
-    def _receipts_written(self, event: ReceiptsWritten) -> None:
+    def _receipts_written(self, event: BatchAnswered) -> None:
         for token in self._log.receipts.written(event):
             self._effects.stored(token)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
+from bridge.contract.segments import ParkedId, read_segment
 from bridge.errors import ContractError
 from bridge.push.actions import Outbox
 from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
@@ -19,7 +20,7 @@ from bridge.push.limits import Limits
 from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
-from bridge.push.segments import Parked, ParkedId, read_segment
+from bridge.push.segments import Parked
 from bridge.push.settlement import Settlement
 from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
 

@@ -1,21 +1,4 @@
-"""A partition: a router of events over components, each of which owns its state.
-
-| component | owns |
-|---|---|
-| ``outbox`` | the actions for the shell, and how many writes Pulsar has not answered |
-| ``commands`` | every command that is not settled, by position |
-| ``devices`` | queue, mode, cursor and parked ids of each device, and whose turn it is |
-| ``flights`` | what the MQTT broker has not confirmed, and the state of the connection |
-| ``presence`` | signs of life and of absence |
-| ``settlement`` | receipts, dead letters, and how far cursors move |
-| ``delivery`` | what is sent, and its confirmation by broker or device |
-| ``segments`` | the writes of parked ids |
-| ``replay`` | which parked commands are read, at which rate |
-| ``probes`` | when a device without a sign of life is tried |
-| ``parking`` | what is parked, and how a full partition makes room |
-| ``relocation`` | copies of what is parked for long |
-| ``retention`` | up to where Pulsar may trim |
-| ``resume`` | requests of devices that keep their own offset |
+"""A partition: a router of events over components, each of which owns its state (``bridge.push`` lists them).
 
 The shell calls the methods of ``Partition`` for an event that concerns several components, and a component's own method
 for any other. Then it takes the actions and begins each; the result of an action is an event again. A component returns a

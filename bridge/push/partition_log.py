@@ -30,19 +30,20 @@ from bridge.contract.commands import CommandPosition
 from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
+from bridge.pulsar.batch_writer import BatchWriter
 from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, PulsarClient, our_errors, received
-from bridge.pulsar.messages import StoredMessage, leave_out_foreign, record_key, stored_message
+from bridge.pulsar.messages import leave_out_foreign, record_key, stored_message
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
-from bridge.pulsar.sending import PartitionWriters, close_quietly
+from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.sending import Failed, PartitionWriters, Writes, close_quietly
 from bridge.pulsar.topic_end import end_of
-from bridge.push.cursor_log import CursorLog, Failed, Writes
+from bridge.push.cursor_log import CursorLog
 from bridge.push.puller import Puller
-from bridge.push.receipt_log import ReceiptLog
 from bridge.push.request_log import RequestLog
-from bridge.push.threads import Budget, start_thread
 from bridge.settings.pulsar import PulsarSettings
+from bridge.threads import start_thread
 
-__all__ = ["Arrived", "PartitionLog", "PresenceLog", "Seen", "receive_commands"]
+__all__ = ["PartitionLog", "PresenceLog", "Seen", "receive_commands"]
 
 log = structlog.get_logger("push")
 
@@ -145,13 +146,6 @@ class PresenceLog:
                 leave_out_foreign(topic, message.message_id(), str(e), device)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Event: a message of the commands partition."""
-
-    message: StoredMessage
-
-
 class PartitionLog:
     """The client, the cursors partition, and the topics that a partition writes to. Once it is subscribed: its commands,
     its parked commands by position, and the requests of its devices.
@@ -167,7 +161,7 @@ class PartitionLog:
         self.commands = self._partition(COMMANDS_TOPIC)
         self.writes = Writes(post)
         self.cursors = CursorLog(self._client, self._partition(CURSORS_TOPIC), self.writes)
-        self.receipts = ReceiptLog(self._client, post, self._thread_failed)
+        self.receipts = BatchWriter(self._client, post, self._thread_failed)
         self._closes: list[Callable[[], object]] = []
         self._requests: RequestLog | None = None
         self._consumer: Any = None
@@ -181,7 +175,7 @@ class PartitionLog:
     def _thread_failed(self, error: Exception) -> None:
         self._post(Failed(error))
 
-    def subscribe(self, budget: Budget, pulled_bytes: int, most_found: int) -> None:
+    def subscribe(self, budget: ReadBudget, pulled_bytes: int, most_found: int) -> None:
         """Subscribe to the commands partition and to the requests of its devices, and begin to read. ``budget`` bounds
         the commands that are not acknowledged, ``pulled_bytes`` the parked commands that are read; ``most_found`` bounds
         what a request gets.
@@ -197,7 +191,7 @@ class PartitionLog:
         with our_errors(f"asking for the end of {self.commands}"):
             last = consumer.get_last_message_id()
         work = partial(receive_commands, consumer, self.commands, budget, self._post)
-        receiver = start_thread(f"receive-{self.partition}", work, self._thread_failed)
+        receiver = start_thread(f"push-receive-{self.partition}", work, self._thread_failed)
         self._closes += [budget.close, receiver.join]
         presence = PresenceLog(self._client, self.partition, self._post)
         self._closes.append(presence.close)
@@ -271,11 +265,11 @@ class PartitionLog:
         self._client.close()
 
 
-def receive_commands(consumer: Consumer, topic: str, budget: Budget, post: Callable[[object], None]) -> None:
-    """Receive commands until the budget is closed; ``Arrived`` is posted for each."""
+def receive_commands(consumer: Consumer, topic: str, budget: ReadBudget, post: Callable[[object], None]) -> None:
+    """Receive commands until the budget is closed, and post each."""
     while budget.wait():
         message = received(consumer.receive, _RECEIVE_MS, f"reading {topic}")
         if message is not None:
             stored = stored_message(message)
             budget.acquire(len(stored.payload))
-            post(Arrived(stored))
+            post(stored)

@@ -22,15 +22,16 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.segments import GONE
 from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import Producer, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.messages import StoredMessage, position_of
 from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.pulsar.sending import Receipts
 from bridge.push.actions import Copy, Pull
-from bridge.push.segments import GONE
-from bridge.push.threads import Budget, start_thread
+from bridge.threads import start_thread
 
 __all__ = ["Copied", "Pulled", "Puller", "wanted_by"]
 
@@ -90,12 +91,12 @@ class Puller:
         client, topic, partition = self._client, self._topic, self._partition
         self._orders: queue.SimpleQueue[Pull | Copy | Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
-        self._budget = Budget(sys.maxsize, max_bytes)
+        self._budget = ReadBudget(sys.maxsize, max_bytes)
         self._reading = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._probing = PositionReader(client, topic, partition, over=self._closing.is_set)
         self._copies = PositionReader(client, self._relocated, partition, over=self._closing.is_set)
         self._producer: Producer | None = None
-        self._thread = start_thread(f"pull-{partition}", self._run, failed)
+        self._thread = start_thread(f"push-pull-{partition}", self._run, failed)
 
     def begin(self, order: Pull | Copy) -> None:
         """Read what the order names, of a device in the order of the log, and post ``Pulled`` for each; or ``Copied``."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
 from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
+from bridge.contract.tagged_positions import MAX_REQUEST_BYTES
 from bridge.errors import ContractError
 from bridge.pulsar.client import (
     EARLIEST,
@@ -34,10 +35,10 @@ from bridge.pulsar.client import (
 )
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.position_reader import read_up_to
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.push.actions import FindCommands
-from bridge.push.device_protocol import MAX_REQUEST_BYTES
 from bridge.push.resume import FOUND_WIDTH
-from bridge.push.threads import Budget, start_thread
+from bridge.threads import start_thread
 
 __all__ = ["Asked", "Found", "RequestLog"]
 
@@ -106,7 +107,7 @@ class RequestLog:
         self._most_found = most_found
         self._post = post
         self._closing = threading.Event()
-        self._budget = Budget(_MOST, sys.maxsize)
+        self._budget = ReadBudget(_MOST, sys.maxsize)
         self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._orders: queue.SimpleQueue[FindCommands] = queue.SimpleQueue()
         self._failed = failed
@@ -115,7 +116,7 @@ class RequestLog:
     def start(self) -> None:
         """Begin to hand on requests."""
         for name, work in (("asked", self._receive), ("find", self._find_all)):
-            self._threads.append(start_thread(f"{name}-{self._partition}", work, self._failed))
+            self._threads.append(start_thread(f"push-{name}-{self._partition}", work, self._failed))
 
     def acknowledge(self, message_id: MessageId) -> None:
         """A request is answered, or replaced by a later one. If the acknowledgement is lost it comes again."""

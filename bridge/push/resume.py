@@ -28,6 +28,7 @@ from typing import Final
 
 from bridge.bounded_map import BoundedMap
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.segments import GONE, SEGMENT_IDS, ParkedId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, Outbox, ResumeAnswer, ResumeRequest
 from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.device import Device, Devices
@@ -36,7 +37,7 @@ from bridge.push.parking import Parking
 from bridge.push.replay import Replay
 from bridge.push.retention import Retention
 from bridge.push.segment_log import SegmentLog
-from bridge.push.segments import GONE, SEGMENT_IDS, Parked, ParkedId
+from bridge.push.segments import Parked
 from bridge.push.states import Mode
 
 __all__ = ["FOUND_WIDTH", "SERVED_AT_ONCE", "Resume"]

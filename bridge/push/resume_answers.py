@@ -22,6 +22,7 @@ from bridge.bounded_map import BoundedMap
 from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.contract.commands import publish_topic_problem
 from bridge.contract.names import name_problem
+from bridge.contract.tagged_positions import PositionTags, read_from, refusal
 from bridge.errors import ContractError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
@@ -29,7 +30,7 @@ from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet
 from bridge.mqtt.types import Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
-from bridge.push.device_protocol import PositionTags, answer_payload, read_from, refusal
+from bridge.push.device_protocol import answer_payload
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.segments import GONE
 from bridge.push.actions import Copy, Outbox
 from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
@@ -24,7 +25,7 @@ from bridge.push.limits import Limits
 from bridge.push.probes import Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
-from bridge.push.segments import GONE, Parked
+from bridge.push.segments import Parked
 
 __all__ = ["Relocation", "Retention"]
 

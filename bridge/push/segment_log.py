@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
-from bridge.push.actions import Outbox
+from bridge.contract.segments import ParkedId, segment_key
+from bridge.push.actions import Outbox, StoreSegment
 from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
-from bridge.push.segments import Parked, ParkedId, segment_key
+from bridge.push.segments import Parked
 
 __all__ = ["SegmentLog"]
 
@@ -83,7 +84,7 @@ class SegmentLog:
         """Write a segment that is not written again."""
         payload = parked.payload(key)
         assert payload is not None
-        self._outbox.store_segment(key, payload, relocation=relocation)
+        self._outbox.write(StoreSegment(key, payload, relocation=relocation))
 
     def acknowledge(self, parked: Sequence[CommandPosition]) -> None:
         """Acknowledge messages whose ids are stored."""
@@ -115,7 +116,7 @@ class SegmentLog:
         payloads = [(key, device.parked.payload(key)) for key in keys]
         found = [(key, payload) for key, payload in payloads if payload is not None]
         for at, (key, payload) in enumerate(found, 1):
-            self._outbox.store_segment(key, payload, ids if at == len(found) else ())
+            self._outbox.write(StoreSegment(key, payload, ids if at == len(found) else ()))
         if not found:
             self.acknowledge(ids)  # replayed and settled meanwhile
 
@@ -128,7 +129,7 @@ class SegmentLog:
         unwritten = {} if device is None else device.segment_write.keys
         for key, payload in parked.stored():
             if key not in unwritten:
-                self._outbox.store_segment(key, payload)
+                self._outbox.write(StoreSegment(key, payload))
 
     def rewrite_all(self, now_us: int) -> None:
         """Pulsar lost the cursors partition: store the ids of all parked commands again, as they are."""

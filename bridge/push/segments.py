@@ -1,74 +1,28 @@
-"""Segments: the ids of the commands that are parked in Pulsar for one device.
+"""The commands that are parked in Pulsar for one device, and the segments with their ids.
 
 Only the ids stay in memory; the messages stay in the commands topic, kept by a retention subscription. Push stores the ids
-in the cursors partition under keys of their own, at most 256 in each, and writes only the last segment again (H29). A
-segment belongs to the owner that began it: a later owner reads it and removes it, and appends to segments of its own, so a
-late write of a former owner replaces nothing.
+in segments in the cursors partition, and writes only the last one again (H29). A segment belongs to the owner that began it:
+a later owner reads it and removes it, and appends to segments of its own, so a late write of a former owner replaces nothing.
 
-A command that is parked for very long is copied to a topic of its own (``retention``). It keeps its position; the position
-of its copy is stored beside it.
+A command that is parked for very long is copied to a topic of its own (``retention``).
 """
 
 from __future__ import annotations
 
-import json
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
-from bridge.contract import SEGMENT_VERSION
 from bridge.contract.commands import CommandPosition
-from bridge.contract.decoding import LAST_US, checked_position, checked_whole, checked_wholes, decodes, json_record
+from bridge.contract.segments import COPY_WIDTH, GONE, ID_WIDTH, NO_COPY, SEGMENT_IDS, ParkedId, encode_segment
 
-__all__ = [
-    "GONE",
-    "SEGMENT_IDS",
-    "Parked",
-    "ParkedId",
-    "Segment",
-    "read_segment",
-    "segment_device",
-    "segment_key",
-]
+__all__ = ["Parked"]
 
-SEGMENT_IDS: Final = 256
-_PREFIX: Final = "\0parked\0"
-"""Keys of segments; no device is called so, MQTT topics have no U+0000."""
-_WIDTH: Final = 5
-_COPY_WIDTH: Final = 3
-_NO_COPY: Final = (-1, -1, -1)
 _PACKED: Final = Struct("<qqqqqq")
-GONE: Final = CommandPosition(-2, -2, -2)
-"""The copy of a copy that could not be made, because the command was not in Pulsar any more."""
-
-
-class ParkedId(NamedTuple):
-    """A command in Pulsar. ``maybe_seen``: the device may have had it, so that its push is a repetition; ``resend``: it
-    counted as delivered, and is sent again all the same (H26).
-    """
-
-    position: CommandPosition
-    expires_at_ms: int = 0
-    maybe_seen: bool = False
-    resend: bool = False
-    copy: CommandPosition | None = None
-    """The position of its copy in the topic of relocated commands, None if it was not relocated."""
-
-    def numbers(self) -> tuple[int, ...]:
-        """Return it as it is stored."""
-        return (*self.position, self.expires_at_ms, self.maybe_seen | self.resend << 1)
-
-
-class Segment(NamedTuple):
-    """A stored segment."""
-
-    ids: list[ParkedId]
-    since_us: int
-    """When the first of them was parked, 0 if unknown."""
 
 
 class _Segment:
@@ -106,42 +60,6 @@ class _Segment:
     def last(self) -> CommandPosition:
         """The position of its last id."""
         return CommandPosition(*_PACKED.unpack(self._span)[3:])
-
-
-def segment_key(device: str, owner: str, number: int) -> str:
-    """Return the key of a segment that ``owner`` begins."""
-    return f"{_PREFIX}{owner}.{number}\0{device}"
-
-
-def segment_device(key: str) -> str | None:
-    """Return whose segment is stored under ``key``, None when it is not the key of a segment."""
-    parts = key.split("\0", 3) if key.startswith(_PREFIX) else []
-    return parts[3] if len(parts) == 4 and parts[3] else None
-
-
-@decodes("a segment of parked commands")
-def read_segment(payload: bytes) -> Segment:
-    """Read a segment. Raises ContractError when the payload is not one of this version."""
-    body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION,))
-    flat = checked_wholes(body["parked"], _WIDTH)
-    count = len(flat) // _WIDTH
-    copies = checked_wholes(body.get("places") or [*_NO_COPY * count], _COPY_WIDTH)
-    if len(copies) != count * _COPY_WIDTH:
-        raise ValueError(f"{count} ids, and {len(copies)} numbers of their copies")
-    since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
-    ids = []
-    for at in range(count):
-        numbers, copy = flat[at * _WIDTH : (at + 1) * _WIDTH], copies[at * _COPY_WIDTH : (at + 1) * _COPY_WIDTH]
-        checked_position(numbers[:_COPY_WIDTH])
-        ids.append(_id_of(numbers, checked_position(copy)))
-    return Segment(ids, since_us)
-
-
-def _id_of(numbers: Sequence[int], copy: Sequence[int] = _NO_COPY) -> ParkedId:
-    ledger, entry, index, expires, flags = numbers
-    where = None if tuple(copy) == _NO_COPY else CommandPosition(*copy)
-    position = CommandPosition(ledger, entry, index)
-    return ParkedId(position, expires, bool(flags & 1), bool(flags & 2), where)
 
 
 @dataclass(slots=True, eq=False)
@@ -190,17 +108,17 @@ class Parked:
         return parked
 
     def __len__(self) -> int:
-        return len(self._ids) // _WIDTH
+        return len(self._ids) // ID_WIDTH
 
     def __getitem__(self, index: int) -> ParkedId:
-        copies = () if self._copies is None else self._copies[index * _COPY_WIDTH : (index + 1) * _COPY_WIDTH]
-        return _id_of(self._ids[index * _WIDTH : (index + 1) * _WIDTH], copies or _NO_COPY)
+        copies = () if self._copies is None else self._copies[index * COPY_WIDTH : (index + 1) * COPY_WIDTH]
+        return ParkedId.of(self._ids[index * ID_WIDTH : (index + 1) * ID_WIDTH], copies or NO_COPY)
 
     def first_original(self) -> int | None:
         """Return the index of the oldest that was not relocated, None when all were."""
         if not self.originals:
             return None
-        return 0 if self._copies is None else self._copies[::_COPY_WIDTH].index(-1)
+        return 0 if self._copies is None else self._copies[::COPY_WIDTH].index(-1)
 
     def to_relocate(self) -> list[CommandPosition]:
         """Return the positions of the oldest that were not relocated, as many as go into one segment."""
@@ -226,9 +144,9 @@ class Parked:
         if self.position(first + len(wanted) - 1) != wanted[-1] or self[first].copy is not None:
             return None
         if self._copies is None:
-            self._copies = array("q", _NO_COPY * len(self))
+            self._copies = array("q", NO_COPY * len(self))
         last = first + len(wanted)
-        self._copies[first * _COPY_WIDTH : last * _COPY_WIDTH] = array(
+        self._copies[first * COPY_WIDTH : last * COPY_WIDTH] = array(
             "q", [number for copy in copies for number in copy]
         )
         self.originals -= len(wanted)
@@ -263,20 +181,15 @@ class Parked:
         return [one.key for one in made], [one.key for one in replaced]
 
     def _encoded(self, begin: int, end: int, since_us: int) -> bytes:
-        body: dict[str, object] = {"v": SEGMENT_VERSION, "parked": self._ids[begin * _WIDTH : end * _WIDTH].tolist()}
-        if since_us:
-            body["since_us"] = since_us
-        copies = [] if self._copies is None else self._copies[begin * _COPY_WIDTH : end * _COPY_WIDTH].tolist()
-        if any(number != -1 for number in copies):
-            body["places"] = copies
-        return json.dumps(body, separators=(",", ":")).encode()
+        copies = [] if self._copies is None else self._copies[begin * COPY_WIDTH : end * COPY_WIDTH].tolist()
+        return encode_segment(self._ids[begin * ID_WIDTH : end * ID_WIDTH].tolist(), copies, since_us)
 
     def __iter__(self) -> Iterator[ParkedId]:
         return (self[index] for index in range(len(self)))
 
     def position(self, index: int) -> CommandPosition:
         """Return the position of one; negative counts from the end."""
-        at = (index % len(self)) * _WIDTH
+        at = (index % len(self)) * ID_WIDTH
         return CommandPosition(*self._ids[at : at + 3])
 
     def __contains__(self, position: CommandPosition) -> bool:
@@ -313,7 +226,7 @@ class Parked:
         """Note that the device may have had it; in memory alone."""
         index = self.find(position)
         if index is not None:
-            self._ids[index * _WIDTH + _WIDTH - 1] |= 1
+            self._ids[index * ID_WIDTH + ID_WIDTH - 1] |= 1
 
     def prepend(self, ids: list[ParkedId], key: str) -> None:
         """Put ids that precede all others into a segment of their own."""
@@ -332,12 +245,12 @@ class Parked:
 
     def _insert(self, index: int, ids: Sequence[ParkedId]) -> None:
         if self._copies is None and any(one.copy for one in ids):
-            self._copies = array("q", _NO_COPY * len(self))
-        at = index * _WIDTH
+            self._copies = array("q", NO_COPY * len(self))
+        at = index * ID_WIDTH
         self._ids[at:at] = array("q", [number for one in ids for number in one.numbers()])
         if self._copies is not None:
-            at = index * _COPY_WIDTH
-            self._copies[at:at] = array("q", [number for one in ids for number in one.copy or _NO_COPY])
+            at = index * COPY_WIDTH
+            self._copies[at:at] = array("q", [number for one in ids for number in one.copy or NO_COPY])
         copies = [one.copy for one in ids if one.copy not in (None, GONE)]
         self.copies_from = min((copy for copy in (self.copies_from, *copies) if copy), default=None)
         self.originals += sum(one.copy is None for one in ids)
@@ -381,12 +294,12 @@ class Parked:
     def finish(self, position: CommandPosition) -> list[str]:
         """Forget all at or below ``position``. Returns the keys of the segments that have no other ids."""
         count = self.up_to(position)
-        del self._ids[: count * _WIDTH]
+        del self._ids[: count * ID_WIDTH]
         if self._copies is None:
             self.originals -= count
         else:
-            self.originals -= self._copies[: count * _COPY_WIDTH : _COPY_WIDTH].count(-1)
-            del self._copies[: count * _COPY_WIDTH]
+            self.originals -= self._copies[: count * COPY_WIDTH : COPY_WIDTH].count(-1)
+            del self._copies[: count * COPY_WIDTH]
             if self.originals == len(self):
                 self._copies = self.copies_from = None
         if not self.originals:

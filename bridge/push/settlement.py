@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.cursors import Unproven
+from bridge.contract.segments import ParkedId
 from bridge.push.actions import DeadLetter, Outbox, StoreCursor
 from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
-from bridge.push.cursor import Unproven
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
-from bridge.push.segments import ParkedId
 from bridge.push.states import PASSABLE, CommandEvent, CommandState, Mode
 
 __all__ = ["DUPLICATE", "Settlement"]

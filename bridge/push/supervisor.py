@@ -6,18 +6,20 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from bridge.collector import excluded_objects, let_go
 from bridge.errors import FencedError
 from bridge.health import Part
 from bridge.killpoints import reach
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.push.connection import Connection
 from bridge.push.cursor_log import CursorsAged, CursorsForgotten
 from bridge.push.groups.payloads import Payloads
 from bridge.push.limits import limits_of
 from bridge.push.metrics import PartitionMetrics
 from bridge.push.owner import Owner
-from bridge.push.threads import Budget, Sessions, wait_for
+from bridge.push.sessions import Sessions, wait_for
 from bridge.settings import Settings
 
 __all__ = ["PartitionSupervisor", "Session"]
@@ -89,7 +91,7 @@ class Session:
         limits = limits_of(settings.push)
         cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
         ownership.own = cursors.until
-        budget = Budget(limits.pending, limits.pending_bytes)
+        budget = ReadBudget(limits.pending, limits.pending_bytes)
         while True:
             try:
                 connection.log.subscribe(budget, limits.pending_bytes, limits.resume.most)
@@ -122,9 +124,7 @@ class PartitionSupervisor:
         lost = metrics.all.counters["partitions_lost"].inc
         self._sessions = Sessions(f"partition {partition}", self._run_session, part, failed, lost)
         self._session: Session | None = None
-        self._open: Callable[[], Session] = lambda: Session(
-            settings, partition, metrics, part, self._sessions.stopping, payloads, trace
-        )
+        self._open = partial(Session, settings, partition, metrics, part, self._sessions.stopping, payloads, trace)
         self.start, self.join = self._sessions.start, self._sessions.join
 
     def stop(self) -> None:

@@ -25,11 +25,11 @@ import structlog
 
 from bridge.contract import C_DEVICE, C_ID
 from bridge.contract.commands import CommandPosition
+from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.sending import Stored
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.cursor_log import Stored
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived
 from bridge.push.puller import Pulled
 from bridge.push.states import Mode
 
@@ -79,7 +79,7 @@ class Tracer:
     def see(self, step: object) -> None:
         """Log a step: an event or action of which ``Effects`` handled or began all; ``Stored`` before the core gets it."""
         match step:
-            case Arrived(message):
+            case StoredMessage() as message:
                 device = message.properties.get(C_DEVICE, message.key)
                 command_id, since_us = message.properties.get(C_ID, ""), message.published_ms * 1000
                 self._begin(message.position, command_id, device, since_us)

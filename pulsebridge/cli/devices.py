@@ -73,9 +73,9 @@ def _list(
 
       pulsebridge devices list --limit 0 --json
     """
-    from bridge.inspect.devices.overview import Overview, Selection
     from bridge.inspect.devices.reading import Budget
-    from pulsebridge.output.devices import overview_json, overview_text
+    from pulsebridge.output.devices import backlog_json, overview_json, overview_text
+    from pulsebridge.output.overview import Overview, Selection
 
     settings = settings_from(config, sets)
     now_us = time.time_ns() // 1000
@@ -89,7 +89,7 @@ def _list(
                 _set_oldest(device, oldest)
                 overview.add(device)
         topics.oldest(overview.lines)
-    read = {"partitions": topics.partitions} | budget.as_dict()
+    read = {"partitions": topics.partitions} | backlog_json(budget)
     if as_json:
         typer.echo(json_text(overview_json(overview, now_us, read), indent=2))
     else:
@@ -130,9 +130,9 @@ def _show(
     """
     from itertools import islice
 
-    from bridge.inspect.devices.overview import Selection
     from bridge.inspect.devices.reading import Budget, emitted_us, waiting_command
-    from pulsebridge.output.devices import device_of, device_text, pending_json
+    from pulsebridge.output.devices import backlog_json, device_of, device_text, pending_json
+    from pulsebridge.output.overview import Selection
 
     settings = settings_from(config, sets)
     now_us = time.time_ns() // 1000
@@ -157,6 +157,6 @@ def _show(
             owner=topics.owner(view),
             commands=commands,
             receipts=topics.last_receipts(device, receipts),
-            read=budget.as_dict(),
+            read=backlog_json(budget),
         )
     typer.echo(json_text(shown, indent=2) if as_json else device_text(shown))

@@ -149,7 +149,14 @@ def status(
     from bridge.inspect.instances import look_at_instances
     from bridge.inspect.sessions import look_at_sessions
     from pulsebridge.local.lifecycle import show_status
-    from pulsebridge.output.status import show_instances, show_push, show_sessions
+    from pulsebridge.output.status import (
+        instances_json,
+        push_json,
+        sessions_json,
+        show_instances,
+        show_push,
+        show_sessions,
+    )
 
     settings = settings_from(config, sets)
     found = look_at_instances(settings)
@@ -157,7 +164,8 @@ def status(
     unreachable = bool(found.problem) and not found.records
     push = PushStatus(problem=found.problem) if unreachable else look_at_push(settings)
     local = _settings(config, sets, {"local.data_dir": data_dir})
-    up = show_status(local, as_json=as_json, more=found.as_dict() | sessions.as_dict() | push.as_dict())
+    more = instances_json(found) | sessions_json(sessions) | push_json(push)
+    up = show_status(local, as_json=as_json, more=more)
     if not as_json:
         show_instances(found, Console())
         show_sessions(sessions, Console(), reported=found.problem)

@@ -176,11 +176,11 @@ def _resend_commands(
 ) -> bool:
     """Resend commands and print the result. Returns whether one was refused."""
     from bridge.dead_letters.history import next_copy, of_one_device
-    from bridge.dead_letters.resending import resend
     from bridge.inspect.devices.search import Search
     from bridge.settings.units import since_us
     from pulsebridge.cli.commands import print_left_out
     from pulsebridge.cli.devices import push_topics
+    from pulsebridge.resending import resend
 
     target, narrowed = device or group, group or since
     if bool(ids) == bool(states) or (not target if states else narrowed) or not set(states) <= set(FAILURES):

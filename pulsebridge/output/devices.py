@@ -11,13 +11,14 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, PARKED_TOPIC, Receipt
 from bridge.contract.commands import Command
 from bridge.dead_letters.history import Copy
 from bridge.display import printable
-from bridge.inspect.devices.overview import Overview
-from bridge.inspect.devices.reading import Owner, ReceiptsRead
+from bridge.inspect.devices.reading import Budget, Owner, ReceiptsRead
 from bridge.inspect.devices.view import DeviceView, Waiting
+from pulsebridge.output.overview import Overview
 from pulsebridge.output.text import CELL_CHARACTERS, iso, markup, text_of
 
 __all__ = [
     "age",
+    "backlog_json",
     "copy_json",
     "device_json",
     "device_of",
@@ -72,6 +73,11 @@ def device_json(device: DeviceView, presence: str) -> dict[str, Any]:
         "oldest_pending": _time(device.oldest_us),
         "last_delivery": _time(device.delivered_at_ms * 1000),
     }
+
+
+def backlog_json(budget: Budget) -> dict[str, Any]:
+    """Return how much of the backlog was read."""
+    return {"backlog": budget.read, "backlog_cut": budget.spent, "backlog_left_out": budget.left_out}
 
 
 def overview_json(overview: Overview, now_us: int, read: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +15,42 @@ from bridge.inspect.sessions import Sessions
 from pulsebridge.output.devices import age
 from pulsebridge.output.text import markup
 
-__all__ = ["show_instances", "show_push", "show_sessions"]
+__all__ = ["instances_json", "push_json", "sessions_json", "show_instances", "show_push", "show_sessions"]
+
+
+def instances_json(found: Instances) -> dict[str, Any]:
+    """Return the instances for ``--json``."""
+    return {
+        "instances": [
+            asdict(record) | {"state": state, "owners": {t: found.owners.get(t, {}) for t in record.topics}}
+            for record, state in found.records
+        ],
+        "instances_problem": found.problem,
+    }
+
+
+def sessions_json(found: Sessions) -> dict[str, Any]:
+    """Return the unserved sessions for ``--json``."""
+    return {
+        "unserved_sessions": [
+            {
+                "client_id": session.client_id or name,
+                "broker": session.broker,
+                "filters": list(session.granted),
+                "remedy": found.remedies[name],
+            }
+            for name, session in found.unserved.items()
+        ],
+        "sessions_problem": found.problem,
+    }
+
+
+def push_json(found: PushStatus) -> dict[str, Any]:
+    """Return the state of push for ``--json``."""
+    return {
+        "push": [asdict(one) | {"unserved": one.unserved} for one in found.partitions],
+        "push_problem": found.problem,
+    }
 
 
 def show_instances(found: Instances, console: Console) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bridge.contract import DELIVERIES, FAILURES, REMARKS, Receipt
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
+from bridge.contract.cursors import ids_key
+from bridge.contract.segments import GONE, read_segment, segment_device
 from bridge.push.actions import (
     Ack,
     Action,
@@ -29,10 +31,10 @@ from bridge.push.actions import (
     StoreReceipt,
     StoreSegment,
 )
-from bridge.push.cursor import BEFORE_ALL, Cursor, ids_key
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.partition import Partition
-from bridge.push.segments import GONE, Parked, read_segment, segment_device
+from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 
 SECOND = 1_000_000

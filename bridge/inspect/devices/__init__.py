@@ -1,4 +1,4 @@
 """Waiting commands of devices and the history of commands, read without an effect on push.
 
-The modules acknowledged, overview and view are pure.
+The modules acknowledged and view are pure.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bridge.contract import (
     C_ID,
@@ -25,6 +25,7 @@ from bridge.contract import (
 )
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, GroupRef, decode_command, read_command
 from bridge.contract.partitioning import partition_of
+from bridge.contract.segments import GONE
 from bridge.errors import ContractError, TerminalError
 from bridge.inspect.devices.acknowledged import Acknowledged
 from bridge.inspect.devices.view import DeviceView, PartitionView, Waiting
@@ -33,7 +34,6 @@ from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, messag
 from bridge.pulsar.messages import StoredMessage, position_of, record_key
 from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.topic_end import Ledgers, read_partition
-from bridge.push.segments import GONE
 
 __all__ = [
     "OLDEST",
@@ -78,10 +78,6 @@ class Budget:
     """Whether the backlog has more messages."""
     left_out: int = 0
     """Number of read messages that are not valid commands."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        return {"backlog": self.read, "backlog_cut": self.spent, "backlog_left_out": self.left_out}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ It has a time limit of a few seconds. If it cannot read all cursors in that time
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import PulsebridgeError
@@ -50,13 +50,6 @@ class PushStatus:
     partitions: list[PartitionStatus] = field(default_factory=list)
     problem: str = ""
     """Reason for missing data, empty if the data is complete."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for ``--json``."""
-        return {
-            "push": [asdict(one) | {"unserved": one.unserved} for one in self.partitions],
-            "push_problem": self.problem,
-        }
 
 
 def look_at_push(settings: Settings) -> PushStatus:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.cursors import OwnerRecord
 from bridge.contract.presence import PresenceRecord
+from bridge.contract.segments import ParkedId, read_segment
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL, OwnerRecord
 from bridge.push.cursor_log import CursorRecords
-from bridge.push.segments import Parked, ParkedId, read_segment
+from bridge.push.segments import Parked
 
 __all__ = ["DeviceView", "PartitionView", "Waiting"]
 

@@ -24,8 +24,7 @@ __all__ = [
     "Redirect",
     "WireError",
     "auth_response",
-    "close_consumer",
-    "close_producer",
+    "close",
     "connect",
     "flow",
     "frame",
@@ -198,9 +197,9 @@ def producer(topic: str, number_: int, request: int, *, name: str = "", epoch: i
     return frame(Kind.PRODUCER, body + number(8, epoch) + number(9, 0))
 
 
-def close_producer(number_: int, request: int) -> bytes:
-    """Return the request to close a producer."""
-    return frame(Kind.CLOSE_PRODUCER, number(1, number_) + number(2, request))
+def close(kind: Kind, number_: int, request: int) -> bytes:
+    """Return the request to close a producer (``kind`` is CLOSE_PRODUCER) or a reader (CLOSE_CONSUMER)."""
+    return frame(kind, number(1, number_) + number(2, request))
 
 
 def subscribe_reader(topic: str, number_: int, request: int, *, name: str, ledger: int, entry: int) -> bytes:
@@ -216,11 +215,6 @@ def subscribe_reader(topic: str, number_: int, request: int, *, name: str, ledge
 def flow(number_: int, messages: int) -> bytes:
     """Return the permission to send so many further messages."""
     return frame(Kind.FLOW, number(1, number_) + number(2, messages))
-
-
-def close_consumer(number_: int, request: int) -> bytes:
-    """Return the request to close a reader."""
-    return frame(Kind.CLOSE_CONSUMER, number(1, number_) + number(2, request))
 
 
 def parse(command: bytes, entry: bytes = b"") -> Answer:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from bridge.pulsar.wire.batches import BATCH_BYTES, Outgoing, encode
-from bridge.pulsar.wire.commands import WireError, close_producer
+from bridge.pulsar.wire.commands import Kind, WireError, close
 from bridge.pulsar.wire.connection import BrokerConnection
 
 __all__ = ["BatchProducer", "Identity", "Receipt"]
@@ -103,7 +103,7 @@ class BatchProducer:
         """
         if self._known and self._connection.ended is None:
             request = self._connection.number()
-            self._connection.request(request, close_producer(self._number, request), _CLOSE_S)
+            self._connection.request(request, close(Kind.CLOSE_PRODUCER, self._number, request), _CLOSE_S)
         self.failed(WireError("AlreadyClosed", "the producer was closed"), closed=True)
         self._connection.ignore(self._number)
 

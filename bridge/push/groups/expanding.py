@@ -27,9 +27,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 from bridge.contract import Receipt
-from bridge.contract.commands import MAX_TEXT_BYTES, Command, CommandPosition, command_problem
+from bridge.contract.commands import BEFORE_ALL, MAX_TEXT_BYTES, Command, CommandPosition, command_problem
 from bridge.contract.groups import GroupCommand, entry_of
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.groups.log import GroupLog
 from bridge.push.groups.roster import Membership, Open, Progress, Roster
 

@@ -16,21 +16,21 @@ import structlog
 
 from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC, partition_name
 from bridge.contract.commands import BEFORE_ALL
+from bridge.contract.cursors import ids_device
 from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
+from bridge.contract.segments import segment_device
 from bridge.errors import ContractError
 from bridge.health import Part
 from bridge.pulsar.client import EARLIEST, NO_TEXT, Message, PulsarClient, key_of, properties_of, received
 from bridge.pulsar.messages import leave_out_foreign, position_of, record_key
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_partition, read_to_end
-from bridge.push.cursor import ids_device
 from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import Membership
 from bridge.push.metrics import PushMetrics
-from bridge.push.segments import segment_device
-from bridge.push.threads import Sessions, wait_for
+from bridge.push.sessions import Sessions, wait_for
 from bridge.settings import Settings
 
 __all__ = ["GroupOwner", "KnownDevices", "MemberTable"]

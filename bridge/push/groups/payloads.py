@@ -23,8 +23,8 @@ from bridge.errors import PulsebridgeError
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.position_reader import NothingComes, PositionReader
 from bridge.push.metrics import PushMetrics
-from bridge.push.threads import start_thread
 from bridge.settings import Settings
+from bridge.threads import start_thread
 
 __all__ = ["Deliver", "PayloadCache", "PayloadCame", "Payloads"]
 
@@ -119,12 +119,9 @@ class Payloads:
             metrics.counters["cache_hits"].inc,
             metrics.counters["cache_misses"].inc,
         )
+        self.ask = self._cache.ask
         self._closing = threading.Event()
-        self._thread = start_thread("payloads", self._run, failed)
-
-    def ask(self, position: CommandPosition, deliver: Deliver) -> bytes | None:
-        """Return the payload of the group command at ``position``, or None; then ``deliver`` is called once, later."""
-        return self._cache.ask(position, deliver)
+        self._thread = start_thread("push-payloads", self._run, failed)
 
     def close(self) -> None:
         """End the thread; what is still waited for is not delivered."""

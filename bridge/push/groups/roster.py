@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from bridge.contract import GROUP_ROSTER_VERSION
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.contract.decoding import (
     checked_fields,
     checked_position,
@@ -36,7 +36,6 @@ from bridge.contract.decoding import (
     json_record,
 )
 from bridge.contract.groups import GroupCommand
-from bridge.push.cursor import BEFORE_ALL
 from bridge.settings.push import GroupRule
 
 __all__ = ["OWNER", "Change", "Membership", "Open", "Progress", "Roster", "matches", "owner_of"]

@@ -13,21 +13,22 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Unproven, read_term, term_record
 from bridge.contract.groups import decode_group_command, member_key, member_of
 from bridge.contract.presence import PresenceRecord
+from bridge.contract.segments import ParkedId, read_segment, segment_key
+from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.dead_letters.plan import replay_of
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition, note_of
+from bridge.dead_letters.records import DeadLetter, LetterId, note_of
 from bridge.errors import ContractError
 from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.envelope import message_of
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.push.actions import Push
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, Unproven, read_term, term_record
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords, owner_record
-from bridge.push.device_protocol import SECRET_BYTES
 from bridge.push.groups.roster import Change, Roster, owner_of
 from bridge.push.partition import Partition
-from bridge.push.segments import ParkedId, read_segment, segment_key
 from bridge.routing.mapper import Mapper
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
@@ -313,7 +314,7 @@ def _of_properties(properties: dict[str, str], payload: bytes) -> None:
     with suppress(ContractError):
         message_of(payload, properties)
     note_of(properties, payload)
-    letter = DeadLetter(LetterId(0, LetterPosition(1, 2, 0)), "k", payload, properties, 0, 1)
+    letter = DeadLetter(LetterId(0, CommandPosition(1, 2, 0)), "k", payload, properties, 0, 1)
     assert letter.at_us >= 0
     assert isinstance(letter.lost_bytes, int)
     assert isinstance(letter.target + letter.reason + letter.device, str)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from bridge import contract
 from bridge.contract.partitioning import partition_of
 from bridge.dead_letters import HEAD_BYTES, dead_letter
-from bridge.dead_letters.blocks import Block, BlockStore
+from bridge.dead_letters.blocks import Block, load_blocks, store_block
 from bridge.mqtt.envelope import Envelope
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.mapper import Route
@@ -249,8 +249,8 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
     replay += arguments_of(namespaces, "resend", "--all")
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(topic, 1)
-        store, block = BlockStore(admin), Block(0, "a-device", "blocked", 1, "a test")
-        store.store(topic, block)
+        block = Block(0, "a-device", "blocked", 1, "a test")
+        store_block(admin, topic, block)
         first = subprocess.Popen(replay, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
             assert first.stderr is not None
@@ -263,7 +263,7 @@ def test_a_second_replay_is_refused_while_one_runs_and_not_once_it_was_killed(
         finally:
             first.kill()
             first.communicate()
-        store.remove(topic, store.load(topic)[0])
+        admin.remove_property(topic, load_blocks(admin, topic)[0].name)
     assert asked(namespaces, "resend", "--all")["already"] == 50
     assert len(stored(namespaces, "fleet")) == 50
 

@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from bridge.contract import P_DEAD_REASON
+from bridge.contract.commands import CommandPosition
 from bridge.dead_letters.log import DeadLetterLog
-from bridge.dead_letters.records import LetterPosition, replayed_note
+from bridge.dead_letters.records import replayed_note
 from bridge.intake.provisioning import provision
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
@@ -25,7 +26,7 @@ def test_h48_a_replay_knows_what_was_replayed_though_the_broker_denies_it(namesp
         partition = DeadLetterLog(client).partitions[0]
         producer = client.producer(partition, batching=False)
         letter = producer.send(b"letter", properties={P_DEAD_REASON: "x"})
-        place = LetterPosition(letter.ledger_id(), letter.entry_id(), letter.batch_index())
+        place = CommandPosition(letter.ledger_id(), letter.entry_id(), letter.batch_index())
         payload, properties = replayed_note([place])
         producer.send(payload, properties=properties)
         producer.close()

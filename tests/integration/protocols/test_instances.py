@@ -28,6 +28,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.output.status import instances_json
 from tests.support.ingest import device, ingest_process, running_ingest, stored
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
@@ -72,7 +73,7 @@ def test_status_lists_protocols_listeners_and_owners_and_a_clean_stop_removes_th
         topic = namespaces.readings_topic("fleet")
 
         def found_record() -> dict[str, Any] | None:
-            (one,) = look_at_instances(settings).as_dict()["instances"] or [None]
+            (one,) = instances_json(look_at_instances(settings))["instances"] or [None]
             return one if one and one["topics"] == [topic] and one["state"] == "running" else None
 
         poll_for(found_record, 30, "the record with its topic")

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from bridge.contract import CURSORS_TOPIC, GROUP_ROSTER_TOPIC, Position, partition_name
+from bridge.contract.cursors import ids_key
 from bridge.health import Health
 from bridge.pulsar import compaction
 from bridge.pulsar.admin import PulsarAdmin
@@ -22,7 +23,6 @@ from bridge.pulsar.provisioning_plan import (
     rest_path,
     subscription_step,
 )
-from bridge.push.cursor import ids_key
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members

@@ -16,13 +16,14 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.contract.commands import CommandPosition
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.compaction import follow_compaction
 from bridge.pulsar.provisioning import partitions_ready
 from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, topic_need
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import Cursor
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (

@@ -17,11 +17,11 @@ from bridge.contract import C_DEVICE, C_ID, COMMANDS_TOPIC, PRESENCE_TOPIC, part
 from bridge.contract.commands import Command, CommandPosition, encode_command
 from bridge.contract.partitioning import partition_of
 from bridge.contract.presence import PresenceRecord
+from bridge.contract.segments import ParkedId
 from bridge.inspect.devices.status import look_at_push
 from bridge.inspect.devices.view import DeviceView, Waiting
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import NO_TEXT, PulsarClient
-from bridge.push.segments import ParkedId
 from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli.devices import push_topics

@@ -6,9 +6,9 @@ import pulsar
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, PUSH_SUBSCRIPTION, partition_name
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import rest_path
-from bridge.push.cursor import OWNER_KEY, OwnerRecord
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (

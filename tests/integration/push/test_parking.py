@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, PARKED_TOPIC, partition_name
+from bridge.contract.segments import read_segment, segment_device
 from bridge.mqtt.device import DeviceClient
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
-from bridge.push.segments import read_segment, segment_device
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.groups import entries, group_command, write_group_commands, write_members

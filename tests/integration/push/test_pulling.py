@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.contract import COMMANDS_TOPIC, PARKED_TOPIC, partition_name
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.pulsar import position_reader
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient, message_id
@@ -17,7 +17,6 @@ from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, rest_path
 from bridge.pulsar.topic_end import end_of, ledgers_of
 from bridge.push.actions import Copy
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.puller import Puller
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack

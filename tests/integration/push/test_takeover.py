@@ -18,10 +18,11 @@ from bridge.contract import (
     partition_name,
 )
 from bridge.contract.commands import CommandPosition, encode_command
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord
 from bridge.mqtt.client import Link
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Disconnected, LinkHandler
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorLog
 from bridge.settings import PulsarSettings
 from pulsebridge.local.stack import LocalStack

@@ -13,11 +13,11 @@ from bridge.contract import (
     PRESENCE_TOPIC,
     partition_name,
 )
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, ids_key
+from bridge.contract.segments import segment_key
 from bridge.protocols.board import read_board
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, ids_key
-from bridge.push.segments import segment_key
 from bridge.settings import PulsarSettings, Settings
 from bridge.unreadable import left_out
 from pulsebridge.local.stack import LocalStack

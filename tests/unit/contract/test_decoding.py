@@ -25,18 +25,20 @@ from bridge.contract import (
     decode_user_properties,
 )
 from bridge.contract.commands import CommandPosition, decode_command
+from bridge.contract.cursors import OwnerRecord, read_term
 from bridge.contract.decoding import LAST_US, MAX_RECORD_BYTES, json_of_record
 from bridge.contract.groups import member_key, member_of
 from bridge.contract.presence import PresenceRecord
+from bridge.contract.segments import read_segment
 from bridge.dead_letters.blocks import _decode as decode_block
 from bridge.dead_letters.records import note_of, replayed_note
 from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.ingest.sessions import read_advertised, stored_sessions
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.pulsar.wire.protobuf import number, read_varint
-from bridge.push.cursor import Cursor, OwnerRecord, read_term
+from bridge.push.cursor import Cursor
 from bridge.push.groups.roster import Roster, owner_of
-from bridge.push.segments import Parked, read_segment
+from bridge.push.segments import Parked
 from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opener, open_entry
 from sources.entry_reader import RawEntry

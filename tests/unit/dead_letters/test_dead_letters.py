@@ -16,7 +16,6 @@ from bridge.dead_letters.plan import Refusal, Replay, replay_of
 from bridge.dead_letters.records import (
     DeadLetter,
     LetterId,
-    LetterPosition,
     Selection,
     note_of,
     replayed_note,
@@ -32,7 +31,7 @@ from pulsebridge.output.dead_letters import Summary, body_of
 
 PULSAR = PulsarSettings()
 FLEET = PULSAR.readings_topic("fleet")
-places = st.builds(LetterPosition, st.integers(0, 2**40), st.integers(0, 2**30), st.integers(-1, 1000))
+places = st.builds(CommandPosition, st.integers(0, 2**40), st.integers(0, 2**30), st.integers(-1, 1000))
 
 
 def letter(
@@ -50,7 +49,7 @@ def letter(
         key=key,
     )
     fields = {
-        "id": LetterId(0, LetterPosition(1, number)),
+        "id": LetterId(0, CommandPosition(1, number)),
         "key": "w-1",
         "payload": kept,
         "properties": properties,
@@ -61,7 +60,7 @@ def letter(
 
 
 @given(st.integers(0, 1023), places)
-def test_an_id_is_read_as_it_is_printed(partition: int, place: LetterPosition) -> None:
+def test_an_id_is_read_as_it_is_printed(partition: int, place: CommandPosition) -> None:
     assert LetterId.parse(str(LetterId(partition, place))) == LetterId(partition, place)
 
 
@@ -72,7 +71,7 @@ def test_what_is_no_id_is_refused_with_an_example(text: str) -> None:
 
 
 @given(st.lists(places, max_size=20))
-def test_a_note_records_what_was_replayed(found: list[LetterPosition]) -> None:
+def test_a_note_records_what_was_replayed(found: list[CommandPosition]) -> None:
     payload, properties = replayed_note(found)
     note = note_of(properties, payload)
     assert note is not None
@@ -192,8 +191,8 @@ def test_remap_asks_the_present_rules() -> None:
         (Selection(device="w-2"), False),
         (Selection(since_us=1_000_000), True),
         (Selection(since_us=1_000_001), False),
-        (Selection(ids=frozenset({LetterId(0, LetterPosition(1, 0))})), True),
-        (Selection(ids=frozenset({LetterId(1, LetterPosition(1, 0))})), False),
+        (Selection(ids=frozenset({LetterId(0, CommandPosition(1, 0))})), True),
+        (Selection(ids=frozenset({LetterId(1, CommandPosition(1, 0))})), False),
     ],
 )
 def test_a_selection_means(selection: Selection, meant: bool) -> None:

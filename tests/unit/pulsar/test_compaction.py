@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.contract.commands import CommandPosition
 from bridge.pulsar.compaction import (
-    LogPosition,
     LogRecord,
     Move,
     RewriteSchedule,
@@ -21,8 +21,8 @@ from bridge.pulsar.compaction import (
 keys = st.lists(st.integers(0, 5), max_size=40)
 
 
-def place(number: int) -> LogPosition:
-    return 1 + number // 7, number % 7, -1
+def place(number: int) -> CommandPosition:
+    return CommandPosition(1 + number // 7, number % 7)
 
 
 def held_from(log: list[int], start: int) -> Iterator[LogRecord]:
@@ -44,7 +44,7 @@ def test_h24_a_retention_subscription_moves_to_the_last_compacted_entry_and_neve
     assert not found or found[-1] < place(horizon)
 
 
-def counted(taken: list[LogPosition], start: int = 0) -> Iterator[LogRecord]:
+def counted(taken: list[CommandPosition], start: int = 0) -> Iterator[LogRecord]:
     for one in held_from([0] * 10, start):
         taken.append(one.position)
         yield one
@@ -52,13 +52,13 @@ def counted(taken: list[LogPosition], start: int = 0) -> Iterator[LogRecord]:
 
 def test_no_entry_beyond_the_view_is_read_from_the_retention_subscription() -> None:
     """Beyond the present end the next message would have to be waited for."""
-    taken: list[LogPosition] = []
+    taken: list[CommandPosition] = []
     assert [one.position for one in compacted_away([place(3), place(4)], counted(taken))][-1] == place(2)
     assert taken == [place(n) for n in range(5)]
 
 
 def test_whether_anything_was_compacted_away_is_known_with_the_first_that_was() -> None:
-    taken: list[LogPosition] = []
+    taken: list[CommandPosition] = []
     kept = iter([place(0), place(1), place(3), place(4)])
     assert next(compacted_away(kept, counted(taken))).position == place(2)
     assert taken == [place(n) for n in range(3)]
@@ -110,7 +110,7 @@ def test_an_owner_is_asked_for_records_a_day_old_or_passed_and_not_again_for_six
 def test_an_owner_is_not_asked_for_ever_for_a_record_that_stays_where_it_is() -> None:
     ages, hour = RewriteSchedule(), 3600.0
 
-    def asked(oldest: LogPosition) -> int:
+    def asked(oldest: CommandPosition) -> int:
         old = Move(False, ViewRecord(oldest, 0))
         return sum(ages.ask("p0", old, (1000 + look) * hour, lambda: True) for look in range(1000))
 

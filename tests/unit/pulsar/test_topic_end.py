@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.contract.commands import Command, CommandPosition, encode_command
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, encode_command
 from bridge.errors import DeniedError, TransientError
 from bridge.pulsar import topic_end
 from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.pulsar.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
 from bridge.push.actions import FindCommands
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.request_log import RequestLog
 from bridge.settings import PulsarSettings
 from tests.support.stored_message import StoredMessage

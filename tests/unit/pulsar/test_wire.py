@@ -92,7 +92,7 @@ def test_batches_have_every_message_in_order(messages: list[Sent], sequence: int
 
 
 @given(
-    st.lists(st.sampled_from([commands.PING, commands.PONG, commands.close_producer(7, 9)])),
+    st.lists(st.sampled_from([commands.PING, commands.PONG, commands.close(commands.Kind.CLOSE_PRODUCER, 7, 9)])),
     st.integers(1, 9),
 )
 def test_frames_are_the_same_however_they_are_cut(sent: list[bytes], step: int) -> None:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.tagged_positions import PositionTags
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import PositionTags, answer_filter, check_topic, outgoing, parse_answer, read_position
+from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
 from bridge.push.partition import Partition
 from bridge.settings import MqttSettings, PushSettings, Settings
 from tests.support.push_limits import Limits
@@ -216,36 +217,16 @@ def test_h36_correlation_data_of_any_bytes_is_a_position_of_this_partition_or_no
         assert not TAGS.proves(found.tag, found.position, "d")
 
 
-names = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=20)
-places = st.builds(CommandPosition, st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1), st.integers(-1, 999))
-
-
-@given(st.tuples(st.binary(min_size=1), places, names), st.tuples(st.binary(min_size=1), places, names))
-def test_h36_a_tag_proves_one_position_of_one_device_under_one_secret(
-    one: tuple[bytes, CommandPosition, str], other: tuple[bytes, CommandPosition, str]
-) -> None:
-    secret, position, device = one
-    tags = PositionTags(secret, 4)
-    back = read_position(tags.tagged(position, device))
-    assert (back.generation, back.partition, back.position) == (0, 4, position)
-    assert back == read_position(tags.tagged(position, device).replace(".", "/"))
-    assert tags.proves(back.tag, position, device)
-    assert not PositionTags(secret, 5).proves(back.tag, position, device)
-    same_key = secret.rstrip(b"\0") == other[0].rstrip(b"\0")  # HMAC pads a key with zeros (RFC 2104)
-    if (position, device) != other[1:] or not same_key:
-        assert not PositionTags(other[0], 4).proves(back.tag, *other[1:])
-
-
 def test_devices_of_every_version_can_tell_position_and_repetition() -> None:
     push = Push(1, WHERE, command(1), True)
-    five = outgoing(push, PushSettings(confirm="device"), TAGS, 4, 0)
-    assert five.topic == "devices/d/commands"
-    assert five.properties.response_topic == "pulsebridge/answers/0/4"
-    assert five.properties.correlation_data == TAGGED.encode()
-    assert dict(five.properties.user)["position"] == TAGGED
-    old = outgoing(push, PushSettings(confirm="device", position_in="topic"), TAGS, 4, 0)
-    assert old.topic == f"devices/d/commands/{LEVELS}/repeat"
-    assert outgoing(push, PushSettings(), TAGS, 4, 0).properties.response_topic is None
+    topic, five = outgoing(push, PushSettings(confirm="device"), TAGS, 4, 0)
+    assert topic == "devices/d/commands"
+    assert five.response_topic == "pulsebridge/answers/0/4"
+    assert five.correlation_data == TAGGED.encode()
+    assert dict(five.user)["position"] == TAGGED
+    topic, _ = outgoing(push, PushSettings(confirm="device", position_in="topic"), TAGS, 4, 0)
+    assert topic == f"devices/d/commands/{LEVELS}/repeat"
+    assert outgoing(push, PushSettings(), TAGS, 4, 0)[1].response_topic is None
     with pytest.raises(ContractError, match="room for the position"):
         check_topic(command(1, mqtt_topic="x" * 65_500), PushSettings(position_in="topic"))
 

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.cursors import DAYS, MAX_UNPROVEN, MORE, Unproven, ids_key
+from bridge.contract.segments import ParkedId
 from bridge.errors import ContractError
-from bridge.push.cursor import BEFORE_ALL, DAYS, MAX_UNPROVEN, MORE, Cursor, OwnerRecord, Unproven, ids_key
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords
-from bridge.push.segments import ParkedId
 
 DAY_US = 86_400_000_000
 
@@ -221,13 +222,6 @@ def test_ids_of_which_there_is_no_cursor_are_found(capacity: int) -> None:
     found.take(ids_key("its ids are gone, too"), b"")
     assert set(found.whole()) == {"has one"}
     assert sorted(found.orphans) == ["has none", "is gone"]
-
-
-def test_an_owner_record_survives_encoding() -> None:
-    record = OwnerRecord.decode(OwnerRecord("host/1/x", 3, clean=True).encode())
-    assert record == OwnerRecord("host/1/x", 3, clean=True)
-    with pytest.raises(ContractError):
-        OwnerRecord.decode(b'{"v":7}')
 
 
 def records_of(*written: tuple[str, Cursor]) -> CursorRecords:

@@ -8,11 +8,13 @@ from typing import cast
 import pytest
 
 from bridge.contract.commands import CommandPosition
+from bridge.contract.cursors import ids_key
+from bridge.contract.segments import ParkedId, segment_key
 from bridge.push.actions import StoreSegment
-from bridge.push.cursor import Cursor, ids_key
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorLog, CursorRewriter, CursorsAged
 from bridge.push.partition import Partition
-from bridge.push.segments import Parked, ParkedId, segment_key
+from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 
 NOW_US = 10**15

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.push.cursor import ids_key
+from bridge.contract.cursors import ids_key
 from tests.support.push_limits import Limits
 from tests.support.push_pair import DifferenceError, PairedWorld
 from tests.support.push_world import SECOND

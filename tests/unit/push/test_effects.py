@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.contract.commands import Command, CommandPosition, encode_command
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
 
@@ -81,7 +81,7 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
         core,
         cast(Link, None),
         cast(PartitionLog, log),
-        cast(Budget, room),
+        cast(ReadBudget, room),
         METRICS,
         lambda _at: None,
         PositionTags(b"secret", 0),

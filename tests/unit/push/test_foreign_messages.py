@@ -9,22 +9,24 @@ import structlog
 
 from bridge.contract import C_DEVICE, C_GROUP, C_GROUP_ID, C_REF, C_SIZE
 from bridge.contract.commands import Command, CommandPosition, GroupRef, decode_command, encode_command
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
+from bridge.contract.segments import read_segment, segment_key
+from bridge.contract.tagged_positions import PositionTags
 from bridge.errors import ContractError
 from bridge.inspect.devices.view import PartitionView
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import NO_TEXT, MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.sending import Writes
 from bridge.push.actions import Ack, DeadLetter, Pull, Push, StoreReceipt
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.cursor_log import CursorLog, CursorRecords, Writes
-from bridge.push.device_protocol import PositionTags
+from bridge.push.cursor import Cursor
+from bridge.push.cursor_log import CursorLog, CursorRecords
 from bridge.push.effects import Effects
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived, PartitionLog, receive_commands
+from bridge.push.partition_log import PartitionLog, receive_commands
 from bridge.push.puller import Puller
 from bridge.push.request_log import RequestLog
-from bridge.push.segments import read_segment, segment_key
-from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage as Record
@@ -61,7 +63,7 @@ class FromPulsar:
 class Consumer:
     """Gives these messages, and then closes the gate through which its reader goes."""
 
-    def __init__(self, budget: Budget, messages: list[FromPulsar]) -> None:
+    def __init__(self, budget: ReadBudget, messages: list[FromPulsar]) -> None:
         self._budget = budget
         self._messages = messages
 
@@ -75,15 +77,15 @@ class Consumer:
 @pytest.mark.parametrize("bad", ["key", "property", "key and property"])
 def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad: str) -> None:
     arrived: list[object] = []
-    budget = Budget(10, 1000)
+    budget = ReadBudget(10, 1000)
     consumer = Consumer(budget, [FromPulsar(0, bad), FromPulsar(1)])
     receive_commands(cast(Any, consumer), "commands", budget, arrived.append)
     core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)
     for event in arrived:
-        assert isinstance(event, Arrived)
-        effects.arrived(event.message)
+        assert isinstance(event, StoredMessage)
+        effects.arrived(event)
     letter, push = core.take(NOW)
     key = "" if bad == "key and property" else "d"
     assert letter == DeadLetter(CommandPosition(1, 0, -1), key, NO_TEXT)
@@ -91,7 +93,7 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
     assert push.command.command_id == "c-1"
 
 
-def effects_of(core: Partition, budget: Budget) -> Effects:
+def effects_of(core: Partition, budget: ReadBudget) -> Effects:
     log, tags = cast(PartitionLog, None), PositionTags(b"secret", 0)
     return Effects(Settings(), core, cast(Link, None), log, budget, METRICS, lambda _at: None, tags)
 
@@ -241,7 +243,7 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
 
 @pytest.mark.parametrize("device", ["\0owner", "\0parked\0x", "\1" * 5_000_000])
 def test_a_command_to_a_device_of_such_a_name_is_a_dead_letter_with_a_receipt(device: str) -> None:
-    budget = Budget(10, 10_000)
+    budget = ReadBudget(10, 10_000)
     core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
     effects = effects_of(core, budget)

@@ -6,11 +6,12 @@ from typing import cast
 
 from bridge.contract import PRESENCE_TOPIC
 from bridge.contract.commands import CommandPosition
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
+from bridge.contract.segments import segment_key
 from bridge.pulsar.client import PulsarClient
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
+from bridge.push.cursor import Cursor
 from bridge.push.groups.owner import KnownDevices
 from bridge.push.groups.roster import Membership
-from bridge.push.segments import segment_key
 from bridge.settings import PulsarSettings
 from bridge.settings.push import GroupRule
 from tests.support.stored_message import StoredMessage

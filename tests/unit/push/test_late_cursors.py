@@ -8,12 +8,14 @@ from typing import TypeVar, cast
 import pytest
 
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, ids_key, read_term, term_record
+from bridge.contract.segments import ParkedId, segment_key
 from bridge.errors import ContractError
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
-from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_key, read_term, term_record
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.partition import Partition
-from bridge.push.segments import Parked, ParkedId, segment_key
+from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 
 SECOND = 1_000_000

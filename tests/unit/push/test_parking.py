@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
+from bridge.contract.segments import ParkedId, read_segment, segment_device
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.cursor import BEFORE_ALL
 from bridge.push.inbound import PresenceRules, Sign
 from bridge.push.partition import Partition
 from bridge.push.probes import Presence
-from bridge.push.segments import Parked, ParkedId, read_segment, segment_device
+from bridge.push.segments import Parked
 from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule
 from tests.support.push_limits import Limits

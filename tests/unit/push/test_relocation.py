@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.segments import ParkedId, read_segment
 from bridge.push.actions import (
     AnswerRequest,
     Copy,
@@ -18,7 +19,7 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.partition import Partition
-from bridge.push.segments import Parked, ParkedId, read_segment
+from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, cursors_of
 

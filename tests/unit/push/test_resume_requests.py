@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Connected, Disconnected
 from bridge.pulsar.client import Message
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.push.actions import (
     Action,
     AnswerRequest,
@@ -24,14 +26,12 @@ from bridge.push.actions import (
     StoreSegment,
 )
 from bridge.push.cursor import Cursor
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.request_log import Asked
 from bridge.push.states import Mode
-from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage
@@ -148,7 +148,7 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
         core,
         cast(Link, link),
         cast(PartitionLog, log),
-        cast(Budget, None),
+        cast(ReadBudget, None),
         PushMetrics(CollectorRegistry()),
         lambda _at: None,
         PositionTags(b"secret", 0),

@@ -10,15 +10,15 @@ from typing import cast
 from prometheus_client import CollectorRegistry
 
 from bridge.contract.commands import Command, CommandPosition, GroupRef
+from bridge.contract.tagged_positions import PositionTags
 from bridge.mqtt.client import Link
 from bridge.mqtt.types import Connected, Disconnected
+from bridge.pulsar.read_budget import ReadBudget
 from bridge.push.actions import Action, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import PositionTags
 from bridge.push.effects import Effects
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.push.threads import Budget
 from bridge.settings import Settings
 from tests.support.push_limits import Limits
 
@@ -96,7 +96,7 @@ class GroupPartition:
             self.core,
             cast(Link, self.link),
             cast(PartitionLog, self.log),
-            cast(Budget, None),
+            cast(ReadBudget, None),
             METRICS,
             lambda _at: None,
             PositionTags(b"secret", 0),

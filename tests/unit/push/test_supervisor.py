@@ -18,7 +18,7 @@ from bridge.errors import (
     TransientError,
 )
 from bridge.health import Health
-from bridge.push import supervisor, threads
+from bridge.push import sessions, supervisor
 from bridge.push.metrics import PushMetrics
 from bridge.push.supervisor import PartitionSupervisor
 from bridge.settings import Settings
@@ -51,7 +51,7 @@ def owning(monkeypatch: pytest.MonkeyPatch, *errors: BaseException) -> tuple[Par
 
     Made.errors, Made.made = list(errors), 0
     monkeypatch.setattr(supervisor, "Session", Made)
-    monkeypatch.setattr(threads, "_RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(sessions, "_RETRY_S", (0.01, 0.02))
     failed: list[BaseException] = []
     metrics = PushMetrics(CollectorRegistry()).partition(0)
     part = Health(30.0).part("partition 0")

@@ -10,11 +10,10 @@ from structlog.testing import capture_logs
 from bridge.contract import C_ID
 from bridge.contract.commands import Command, CommandPosition
 from bridge.pulsar.messages import StoredMessage
+from bridge.pulsar.sending import Stored
 from bridge.push.actions import Ack, Push, StoreCursor, StoreReceipt
-from bridge.push.cursor_log import Stored
 from bridge.push.device_protocol import DeviceAnswer
 from bridge.push.partition import Partition
-from bridge.push.partition_log import Arrived
 from bridge.push.tracing import Answered, Confirmed, Tracer
 from tests.support.push_limits import Limits
 
@@ -45,7 +44,7 @@ class Traced:
 
     def arrives(self, number: int, published_ms: int = 10_000) -> list[dict[str, Any]]:
         properties = {C_ID: f"c-{number}"}
-        return self.see(Arrived(StoredMessage(at(number), cast(Any, None), "d", b"x", properties, published_ms)))
+        return self.see(StoredMessage(at(number), cast(Any, None), "d", b"x", properties, published_ms))
 
     def pushes(self, number: int) -> list[dict[str, Any]]:
         return self.see(Push(number, at(number), Command(f"c-{number}", "d", "t", b"x"), False))

@@ -22,7 +22,7 @@ from bridge.dead_letters.history import (
     root_of,
     whole,
 )  # fmt: skip
-from bridge.dead_letters.records import DeadLetter, LetterId, LetterPosition
+from bridge.dead_letters.records import DeadLetter, LetterId
 
 NOW = 1_000_000_000_000_000
 COMMAND = Command("c", "d", "devices/d/commands", b"open", qos=2, retain=True, emitted_at_us=5, cause="why")
@@ -160,7 +160,7 @@ def test_an_id_that_several_devices_have_is_refused_with_the_first_of_them() -> 
 
 def letter(command: Command, **properties: str) -> DeadLetter:
     return DeadLetter(
-        LetterId(0, LetterPosition(1, 2)), "d", command.payload, encode_command(command) | properties, 0, NOW
+        LetterId(0, CommandPosition(1, 2)), "d", command.payload, encode_command(command) | properties, 0, NOW
     )
 
 

@@ -8,10 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.contract.presence import PresenceRecord
+from bridge.contract.segments import ParkedId, segment_key
 from bridge.inspect.devices.view import PartitionView
-from bridge.push.cursor import OWNER_KEY, Cursor, OwnerRecord
-from bridge.push.segments import Parked, ParkedId, segment_key
+from bridge.push.cursor import Cursor
+from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 from tests.support.push_world import SECOND, PushWorld, cursors_of
 

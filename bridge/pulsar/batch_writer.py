@@ -1,14 +1,15 @@
-"""Writes receipt rows, all of a turn at once: by ``bridge.pulsar.wire``, since Pulsar's client takes 0.1 ms for each.
+"""Writes rows to partitions in batches, by ``bridge.pulsar.wire``: Pulsar's client takes 0.1 ms for each message.
 
 A row is stored when Pulsar says so of its batch. After an error the next producer is given again what no receipt vouches
-for, in order, so a row may be there twice; the last row of a command counts. All of it runs on the session's thread, but
-what opens a producer, which blocks; the results are posted as events.
+for, in order, so a row may be there twice. All of it runs on its owner's thread, but what opens a producer, which blocks;
+the results are posted as events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from bridge.backoff import backoff_s
@@ -19,18 +20,18 @@ from bridge.pulsar.errors import as_our_error, names_a_message
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.commands import WireError
 from bridge.pulsar.wire.producer import BatchProducer, Identity
-from bridge.push.threads import start_thread
+from bridge.threads import start_thread
 
-__all__ = ["ReceiptLog", "ReceiptsOpened", "ReceiptsWritten"]
+__all__ = ["BatchAnswered", "BatchWriter", "ProducerOpened"]
 
 _RETRY_MIN_S: Final = 0.2
 _RETRY_MAX_S: Final = 10.0
 _GONE_ATTEMPTS: Final = 8
-"""Some 20 to 40 seconds; then the session ends, and the next one looks up the partitions."""
+"""Some 20 to 40 seconds; then its owner ends, and the next one looks up the partitions."""
 
 
 class _Row(Entry):
-    """A receipt row on its way."""
+    """A row on its way."""
 
     __slots__ = ("event_ms", "head", "payload", "token")
 
@@ -44,7 +45,7 @@ class _Row(Entry):
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    """A partition of the receipts, and its producer."""
+    """A partition, and its producer."""
 
     name: str
     unstored: ProducerQueue = field(default_factory=ProducerQueue)
@@ -57,7 +58,7 @@ class _Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptsWritten:
+class BatchAnswered:
     """Pulsar has stored a batch up to ``row``, or its producer has ended with ``error``."""
 
     partition: _Partition
@@ -67,16 +68,15 @@ class ReceiptsWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiptsOpened:
+class ProducerOpened:
     """A producer is open, or was refused."""
 
     partition: _Partition
-    producer: BatchProducer | None
-    error: PulsebridgeError | None
+    result: BatchProducer | PulsebridgeError
 
 
-class ReceiptLog:
-    """The receipts that one session writes. Other threads call ``post`` for events, ``failed`` for an unexpected error."""
+class BatchWriter:
+    """The rows that one owner writes. Other threads call ``post`` for events, ``failed`` for an unexpected error."""
 
     def __init__(
         self, client: PulsarClient, post: Callable[[object], None], failed: Callable[[Exception], None]
@@ -109,10 +109,10 @@ class ReceiptLog:
             elif batch := partition.unstored.to_send():
                 row = batch[-1]
                 assert isinstance(row, _Row)
-                receipt = self._receipt_of(partition, partition.unstored.generation, row)
+                receipt = partial(self._answered, partition, partition.unstored.generation, row)
                 partition.producer.send(batch, receipt)  # type: ignore[arg-type]
 
-    def written(self, event: ReceiptsWritten) -> list[object]:
+    def written(self, event: BatchAnswered) -> list[object]:
         """Return the tokens of the rows that are stored, in order. Raises PulsebridgeError if Pulsar refuses one for good."""
         partition, unstored = event.partition, event.partition.unstored
         if event.error is None:
@@ -125,45 +125,40 @@ class ReceiptLog:
             self._open(partition)
         return []
 
-    def opened(self, event: ReceiptsOpened, now: float) -> None:
+    def opened(self, event: ProducerOpened, now: float) -> None:
         """A producer is open, or was refused. Raises PulsebridgeError for a permanent refusal.
 
-        A missing topic is waited for, because a deleted one is re-created; ending the session at once would send
-        again what was confirmed just now.
+        A missing topic is waited for, because a deleted one is re-created; if its owner ended at once, it would repeat
+        what was done just now.
         """
-        partition = event.partition
+        partition, result = event.partition, event.result
         partition.opening = False
-        if event.producer is not None:
-            partition.producer = event.producer
+        if not isinstance(result, PulsebridgeError):
+            partition.producer = result
             partition.unstored.reopened()
             return
-        error = event.error
-        assert error is not None
-        gone = isinstance(error, RefusedError) and not isinstance(error, (DeniedError, TerminatedError))
-        if not isinstance(error, TransientError) and not (gone and partition.attempts < _GONE_ATTEMPTS):
-            raise error
+        gone = isinstance(result, RefusedError) and not isinstance(result, (DeniedError, TerminatedError))
+        if not isinstance(result, TransientError) and not (gone and partition.attempts < _GONE_ATTEMPTS):
+            raise result
         partition.retry_at = now + backoff_s(partition.attempts, _RETRY_MIN_S, _RETRY_MAX_S, 0.5)
         partition.attempts += 1
 
-    def _receipt_of(self, partition: _Partition, generation: int, row: _Row) -> Callable[[WireError | None], None]:
-        def receipt(error: WireError | None) -> None:  # on the connection's thread
-            self._post(ReceiptsWritten(partition, generation, row, error))
-
-        return receipt
+    def _answered(self, partition: _Partition, generation: int, row: _Row, error: WireError | None) -> None:
+        self._post(BatchAnswered(partition, generation, row, error))  # on the connection's thread
 
     def _open(self, partition: _Partition) -> None:
         former, partition.producer = partition.producer, None
         partition.opening = True
 
         def opening() -> None:
+            result: BatchProducer | PulsebridgeError
             try:
                 if former is not None:
                     former.close()
                     partition.identity = former.successor()
-                producer = self._client.batch_producer(partition.name, partition.identity)
+                result = self._client.batch_producer(partition.name, partition.identity)
             except PulsebridgeError as e:
-                self._post(ReceiptsOpened(partition, None, e))
-            else:
-                self._post(ReceiptsOpened(partition, producer, None))
+                result = e
+            self._post(ProducerOpened(partition, result))
 
-        start_thread(f"receipts-{partition.name[-4:]}", opening, self._failed)
+        start_thread(f"batch-writer-{partition.name[-4:]}", opening, self._failed)

@@ -1,4 +1,4 @@
-"""What the threads of push share: sessions one after another, a budget of what was read, and a way to report their end."""
+"""Sessions, one after another: in each a process waits for an ownership, and works until it loses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge.errors import (
 )
 from bridge.health import Part
 
-__all__ = ["Budget", "Sessions", "start_thread", "wait_for"]
+__all__ = ["Sessions", "wait_for"]
 
 log = structlog.get_logger("push")
 
@@ -101,41 +101,6 @@ class Sessions:
             )
 
 
-class Budget:
-    """Bounds what was read from Pulsar and is still needed, in messages and bytes. A reader waits for room."""
-
-    def __init__(self, messages: int, size: int) -> None:
-        self._room = threading.Condition()
-        self._messages = messages
-        self._bytes = size
-        self._open = True
-
-    def wait(self) -> bool:
-        """Wait until there is room. Returns False when the budget was closed."""
-        with self._room:
-            self._room.wait_for(lambda: not self._open or (self._messages > 0 and self._bytes > 0))
-            return self._open
-
-    def acquire(self, size: int) -> None:
-        """A message of ``size`` bytes was read."""
-        with self._room:
-            self._messages -= 1
-            self._bytes -= size
-
-    def release(self, size: int) -> None:
-        """A message of ``size`` bytes is not needed any more."""
-        with self._room:
-            self._messages += 1
-            self._bytes += size
-            self._room.notify_all()
-
-    def close(self) -> None:
-        """End all waits, now and later."""
-        with self._room:
-            self._open = False
-            self._room.notify_all()
-
-
 def wait_for(attempt: Callable[[], object], stopping: threading.Event) -> bool:
     """Call ``attempt`` until it is not fenced off, and Pulsar is there. Returns False when the process stops before."""
     while not stopping.is_set():
@@ -146,17 +111,3 @@ def wait_for(attempt: Callable[[], object], stopping: threading.Event) -> bool:
             log.debug("standby", why=str(e))
             stopping.wait(0.05)  # a refused lookup answers at once
     return False
-
-
-def start_thread(name: str, work: Callable[[], None], failed: Callable[[Exception], None]) -> threading.Thread:
-    """Run ``work`` in a thread of that name; ``failed`` is called on it with the exception that ends it."""
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as e:  # noqa: BLE001 it is handed to the owner, whose session ends with it
-            failed(e)
-
-    thread = threading.Thread(target=run, name=f"push-{name}", daemon=True)
-    thread.start()
-    return thread

@@ -1,4 +1,4 @@
-"""Data of ``pulsebridge devices list``: a line for each device, and totals."""
+"""Content of ``pulsebridge devices list``: a line for each selected device, and totals."""
 
 from __future__ import annotations
 

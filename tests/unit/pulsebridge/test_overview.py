@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.inspect.devices.overview import Overview, Selection
 from bridge.inspect.devices.view import DeviceView
 from pulsebridge.output.devices import age, overview_json, overview_text, table
+from pulsebridge.output.overview import Overview, Selection
 
 SECOND = 1_000_000
 NOW = 100_000 * SECOND

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bridge.contract import partition_name
 from bridge.contract.commands import Command, command_problem, encode_command
 from bridge.dead_letters.history import Family, Refusal
 from bridge.errors import TransientError
+from bridge.inspect.devices.reading import PushTopics
 from bridge.killpoints import reach
 from bridge.pulsar.client import our_errors
 from bridge.pulsar.sending import PartitionWriters, Receipts
-
-if TYPE_CHECKING:
-    from bridge.inspect.devices.reading import PushTopics
 
 __all__ = ["Resent", "resend"]
 

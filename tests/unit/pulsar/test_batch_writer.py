@@ -1,4 +1,4 @@
-"""Receipt rows over a Pulsar that fails at times: each is stored, in order, and confirmed only after that."""
+"""Rows over a Pulsar that fails at times: each is stored, in order, and confirmed only after that."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import DeniedError, RefusedError, TransientError
+from bridge.pulsar.batch_writer import BatchAnswered, BatchWriter, ProducerOpened
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.wire.commands import WireError
-from bridge.push.receipt_log import ReceiptLog, ReceiptsOpened, ReceiptsWritten
 from tests.support.waiting import poll_for
 
 
@@ -33,7 +33,7 @@ class Producer:
 
 
 class World:
-    """A receipt log, and the partition that it writes to."""
+    """A writer, and the partition that it writes to."""
 
     def __init__(self) -> None:
         self.stored: list[bytes] = []
@@ -42,7 +42,7 @@ class World:
         self.producer = Producer()
         self.inbox: list[object] = []
         self.failures: list[Exception] = []
-        self.log = ReceiptLog(cast(PulsarClient, self), self.inbox.append, self.failures.append)
+        self.log = BatchWriter(cast(PulsarClient, self), self.inbox.append, self.failures.append)
         self.now = 0.0
 
     def batch_producer(self, _partition: str, _identity: object) -> Producer:
@@ -55,12 +55,12 @@ class World:
         self.now += 20.0  # beyond every wait before another try
         self.log.flush(self.now)
         if any(p.opening for p in self.log._partitions.values()):
-            poll_for(lambda: any(isinstance(e, ReceiptsOpened) for e in self.inbox), 10, "an answer", every=0)
+            poll_for(lambda: any(isinstance(e, ProducerOpened) for e in self.inbox), 10, "an answer", every=0)
         while self.inbox:
             event = self.inbox.pop(0)
-            if isinstance(event, ReceiptsOpened):
+            if isinstance(event, ProducerOpened):
                 self.log.opened(event, self.now)
-            elif isinstance(event, ReceiptsWritten):
+            elif isinstance(event, BatchAnswered):
                 for token in self.log.written(event):
                     assert token in self.stored, "a row was confirmed before it was stored"
                     self.confirmed.append(token)
@@ -120,7 +120,7 @@ def test_a_topic_that_is_not_there_is_waited_for_but_not_for_ever() -> None:
         world.turn()
 
 
-def test_who_may_not_write_receipts_hears_of_it() -> None:
+def test_who_may_not_write_rows_hears_of_it() -> None:
     world = World()
     world.refuses = DeniedError("no", remedy="grant it")
     world.log.write("receipts-0", "d", b"row", b"row")
