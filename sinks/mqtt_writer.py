@@ -20,10 +20,10 @@ import structlog
 
 from bridge.contract.commands import Problem
 from bridge.errors import ContractError, PulsebridgeError, TransientError
+from bridge.pending import Pending
 from sinks.messages import BadRow
 from sinks.mqtt_rows import Plan, Publish, letter_of, letter_room
 from sinks.mqtt_sending import CLOSES, RowClient, Sending
-from sinks.pending import Pending
 
 if TYPE_CHECKING:
     from sinks.options import MqttOptions

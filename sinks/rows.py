@@ -6,9 +6,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bridge.contract import C_CAUSE, C_DEVICE, C_EMITTED, C_EXPIRES, C_GROUP, C_ID, C_QOS, C_RETAIN, C_TOPIC
-from bridge.contract.commands import MAX_COMMAND_BYTES, Command, Problem, command_problem, encode_command
-from bridge.contract.groups import GroupCommand, encode_group_command, group_problem
+from bridge.contract import (
+    C_CAUSE,
+    C_DEVICE,
+    C_EMITTED,
+    C_EXPIRES,
+    C_GROUP,
+    C_ID,
+    C_QOS,
+    C_RETAIN,
+    C_TOPIC,
+    GROUP_COMMANDS_TOPIC,
+)
+from bridge.contract.commands import MAX_COMMAND_BYTES, Command, Problem, command_problem
+from bridge.contract.groups import GroupCommand, command_message, group_problem
 from bridge.contract.names import DEFAULT_MAX_NAME_BYTES
 from sinks.arrow_rows import readable, rows_of
 from sinks.columns import COMMAND_COLUMNS
@@ -42,12 +53,9 @@ def check_schema(columns: Iterable[tuple[str, str]]) -> None:
 
 def message_of(row: int, command: Command | GroupCommand, topic: str, groups: str) -> PulsarMessage:
     """Return the message of a command. Its topic and key are ``topic`` and device, or ``groups`` and group."""
-    if isinstance(command, GroupCommand):
-        properties = encode_group_command(command)
-        return PulsarMessage(row, groups, command.payload, command.group, properties, command.emitted_at_us // 1000)
-    return PulsarMessage(
-        row, topic, command.payload, command.device, encode_command(command), command.emitted_at_us // 1000
-    )
+    made = command_message(command)
+    name = groups if made.topic == GROUP_COMMANDS_TOPIC else topic
+    return PulsarMessage(row, name, command.payload, made.key, made.properties, made.event_ms)
 
 
 class _DeviceOrder:

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.contract import (
     C_DEVICE,
@@ -21,7 +21,9 @@ from bridge.contract import (
     C_TOPIC,
     C_VERSION,
     COMMAND_VERSION,
+    COMMANDS_TOPIC,
     GROUP_COMMAND_VERSION,
+    GROUP_COMMANDS_TOPIC,
 )
 from bridge.contract.commands import (
     Command,
@@ -41,7 +43,9 @@ from bridge.errors import ContractError
 __all__ = [
     "DEVICE_MARK",
     "MEMBER",
+    "CommandMessage",
     "GroupCommand",
+    "command_message",
     "decode_group_command",
     "encode_group_command",
     "entry_id",
@@ -146,6 +150,23 @@ def decode_group_command(
     if problem is not None:
         raise ContractError(str(problem))
     return command
+
+
+class CommandMessage(NamedTuple):
+    """The Pulsar message of a command: the local name of its topic, its key, and its event time in ms (0: none)."""
+
+    topic: str
+    key: str
+    properties: dict[str, str]
+    event_ms: int
+
+
+def command_message(command: Command | GroupCommand) -> CommandMessage:
+    """Return the message of a command, whose payload is the command's. Raises ContractError if it is not valid."""
+    event_ms = command.emitted_at_us // 1000
+    if isinstance(command, GroupCommand):
+        return CommandMessage(GROUP_COMMANDS_TOPIC, command.group, encode_group_command(command), event_ms)
+    return CommandMessage(COMMANDS_TOPIC, command.device, encode_command(command), event_ms)
 
 
 def entry_id(command_id: str, device: str) -> str:

@@ -1,4 +1,4 @@
-"""The command ``pulsebridge commands show``."""
+"""The commands ``pulsebridge commands send`` and ``show``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from bridge.errors import ConfigError
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.cli.send import send
 from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ _Device = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    commands = typer.Typer(help="History of commands.", no_args_is_help=True)
+    """Add the commands to ``app``."""
+    commands = typer.Typer(help="Commands to devices: send them, show their history.", no_args_is_help=True)
+    commands.command("send")(send)
     commands.command("show")(_show)
     app.add_typer(commands, name="commands")
 

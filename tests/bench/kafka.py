@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import base64
-import shutil
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from bridge.user_folders import default_cache_dir
-from pulsebridge.downloads.distributions import locked
-from pulsebridge.downloads.ivy import Artifact, resolve
-from pulsebridge.downloads.preflight import find_java
+from pulsebridge.downloads.ivy import Artifact
 from pulsebridge.downloads.spark_jars import spark_modules
 from pulsebridge.local.ports import free_ports, is_free
 from tests.bench.processes import running
+from tests.support.ivy_jars import jars, java_home
 
 __all__ = ["KafkaBroker", "kafka_running", "kafka_source_jars"]
 
@@ -107,8 +103,8 @@ class KafkaBroker:
 @contextmanager
 def kafka_running(folder: Path) -> Iterator[KafkaBroker]:
     """Run a broker on free ports until the block ends. Raises TransientError when its jars cannot be had."""
-    home = _jars("kafka-broker", _KAFKA, ())
-    java = _java()
+    home = jars("kafka-broker", _KAFKA)
+    java = java_home()
     port, controller = free_ports(2)
     (folder / "kafka").mkdir()
     properties, logging = folder / "kafka/server.properties", folder / "kafka/log4j2.xml"
@@ -129,7 +125,7 @@ def kafka_running(folder: Path) -> Iterator[KafkaBroker]:
 def kafka_source_jars() -> list[Path]:
     """Return the jars of the Kafka source of the installed Spark. Raises TransientError when they cannot be had."""
     source = Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", version("pyspark"), transitive=True)
-    return sorted(_jars(f"kafka-source-{source.version}", (source,), spark_modules()).glob("*.jar"))
+    return sorted(jars(f"kafka-source-{source.version}", (source,), spark_modules()).glob("*.jar"))
 
 
 def _answers(broker: KafkaBroker) -> bool:
@@ -145,30 +141,3 @@ def _answers(broker: KafkaBroker) -> bool:
 
 def _cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-
-
-def _java() -> Path:
-    found, _ = find_java()
-    if found is None:
-        raise RuntimeError("no Java 17 or 21 found")
-    return found.home
-
-
-def _jars(name: str, artifacts: Sequence[Artifact], excluded: Sequence[str]) -> Path:
-    cache = default_cache_dir()
-    folder = cache / "bench" / name
-    with locked(cache / "locks" / name):
-        if not folder.is_dir():
-            work, out = cache / "downloads" / name, folder.with_name(f".{name}-{time.time_ns()}")
-            resolve(
-                artifacts,
-                java=_java(),
-                work=work,
-                cache=work / "ivy",
-                retrieve=str(out / "[artifact]-[revision].[ext]"),
-                types=("jar", "bundle"),
-                excluded=excluded,
-            )
-            out.rename(folder)
-            shutil.rmtree(work)
-    return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,15 +14,28 @@ from typing import Any
 import pytest
 import typer
 
-from bridge.contract import RECEIPT_STATES
+from bridge.contract import (
+    C_VERSION,
+    COMMAND_VERSION,
+    COMMANDS_TOPIC,
+    GROUP_COMMANDS_TOPIC,
+    RECEIPT_STATES,
+    RECEIPTS_TOPIC,
+    Receipt,
+)
+from bridge.contract.commands import MAX_CAUSE_BYTES, MAX_COMMAND_BYTES, Command
+from bridge.contract.groups import GroupCommand, command_message
 from bridge.pulsar.provisioning_plan import RIGHTS
 from bridge.settings.loading import load_with_origins
+from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli.app import COMMANDS_GROUP, register_commands
+from pulsebridge.command_lines import FIELDS
+from pulsebridge.downloads.distributions import PULSAR
 from streaming.alert_rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
-    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "streaming/TABLES.md",
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "streaming/TABLES.md",
 )  # fmt: skip
 TOP = r"(?:bridge|sources|sinks|streaming|pulsebridge|notebooks|examples|tests|conf|\.ci|\.github)"
 
@@ -204,6 +218,27 @@ def test_the_least_rights_are_those_that_are_granted() -> None:
 def test_the_readme_has_the_meaning_of_every_receipt_state() -> None:
     table = text("README.md").split("| state | meaning |\n")[1].split("\n\n")[0]
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RECEIPT_STATES
+
+
+def test_the_format_of_commands_is_that_of_the_contract() -> None:
+    document = text("COMMANDS.md")
+    table = document.split("| property | required | meaning |\n|---|---|---|\n")[1].split("\n\n")[0]
+    named = re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)
+    device, group = Command("id", "d", "t", b"", 2, True, 1, 1, "c"), GroupCommand("id", "g", "", b"")
+    written = {**command_message(device).properties, **command_message(group).properties}
+    assert sorted(named) == sorted(written)
+    assert f"| `{C_VERSION}` | yes | version of the format: `{COMMAND_VERSION}` |" in table
+    assert f"at most {MAX_COMMAND_BYTES:,} bytes" in document
+    assert f"at most {MAX_CAUSE_BYTES} bytes" in table
+    receipt = json.loads(blocks("COMMANDS.md", "json")[0])
+    assert list(receipt) == list(json.loads(Receipt("i", "d", "t", "s").encode()))
+    fields = document.split("| field | meaning |\n|---|---|\n")[1].split("\n\n")[0]
+    assert sorted(re.findall(r"`(\w+)`", re.sub(r"\|[^|]*\|$", "", fields, flags=re.MULTILINE))) == sorted(receipt)
+    for topic in (COMMANDS_TOPIC, GROUP_COMMANDS_TOPIC, RECEIPTS_TOPIC):
+        assert f"`{PulsarSettings().system_topic(topic)}`" in document
+    assert f" pulsar-client {PULSAR.artifact.version} " in document
+    for name in FIELDS:
+        assert f"`{name}`" in document
 
 
 def test_the_architecture_is_short_and_has_every_package_of_the_bridge() -> None:

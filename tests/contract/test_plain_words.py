@@ -10,7 +10,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
-DOCUMENTS: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "GUARANTEES.md", "CHANGELOG.md")
+DOCUMENTS: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "GUARANTEES.md", "CHANGELOG.md", "COMMANDS.md")
 INSTEAD: Final = {
     "told tells heard unheard said": "report, notify, receive, state",
     "anew": "re-create, resend, retry",
@@ -24,7 +24,7 @@ INSTEAD: Final = {
 WORDS: Final = {word: to for words, to in INSTEAD.items() for word in words.split()}
 PHRASES: Final = re.compile(r"(?<![a-z])(once[ _]more|put[ _]right|of[ _]then|of[ _]now)(?![a-z])", re.IGNORECASE)
 FOLDERS: Final = ("tests", "examples", "notebooks", "conf")
-TYPES: Final = frozenset({".py", ".md", ".yaml", ".ipynb", ".conf", ".json"})
+TYPES: Final = frozenset({".py", ".java", ".md", ".yaml", ".ipynb", ".conf", ".json"})
 FROZEN: Final = ("tests/support/push_oracle/", "tests/support/push_pair.py")
 """A copy of the former core of push, and the pair for the differential test, which uses its names."""
 TOPIC_LEVEL: Final = re.compile(r"(?<=[/. ])nobody(?=[/\\])")

@@ -12,11 +12,12 @@ from bridge.contract import C_DEVICE, C_EMITTED, C_GROUP, C_ID, C_QOS, C_TOPIC
 from bridge.contract.commands import MAX_COMMAND_BYTES, Command
 from bridge.contract.groups import GroupCommand, decode_group_command
 from bridge.errors import ContractError, TransientError
+from bridge.pending import MAX_PENDING_BYTES
 from bridge.pulsar.client import OK
 from sinks import group_rows, mqtt_rows, topic_rows
 from sinks.columns import COMMAND_COLUMNS
 from sinks.messages import BadRow
-from sinks.pending import MAX_PENDING_BYTES, Receipts
+from sinks.pending import Receipts
 from sinks.rows import REQUIRED_COLUMNS, check_schema, message_of, messages_of
 from tests.support.command_rows import read_rows
 
