@@ -29,6 +29,7 @@ class BrokerLink:
     """Commands over a socket that a broker has accepted. Used by one thread at a time."""
 
     def __init__(self, accepted: Accepted) -> None:
+        self.accepted = accepted
         self._sock = accepted.sock
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)

@@ -22,6 +22,12 @@ MqttServerOption = Annotated[
     str | None,
     typer.Option(help="MQTT broker to start: artemis or mosquitto (if on the PATH).", show_default=False),
 ]
+ClusterOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--cluster", help="Start Pulsar as a cluster: 3 brokers, 3 bookies, ZooKeeper, proxy.", show_default=False
+    ),
+]
 MqttOption = Annotated[
     str | None,
     typer.Option("--mqtt", metavar="URL", help="URL of a running MQTT broker.", show_default=False),
@@ -59,6 +65,7 @@ def up(
     sets: SetOption = None,
     data_dir: DataOption = None,
     mqtt_server: MqttServerOption = None,
+    cluster: ClusterOption = None,
     mqtt: MqttOption = None,
     pulsar: PulsarOption = None,
     admin: AdminOption = None,
@@ -84,6 +91,8 @@ def up(
 
       pulsebridge up --mqtt-server mosquitto
 
+      pulsebridge up --cluster
+
       pulsebridge up --mqtt mqtt://broker.example:1883
     """
     from bridge.settings.units import Duration
@@ -92,6 +101,7 @@ def up(
     flags: dict[str, object] = {
         "local.data_dir": data_dir,
         "local.mqtt_server": mqtt_server,
+        "local.cluster": cluster,
         "local.mqtt_url": mqtt,
         "local.pulsar_url": pulsar,
         "local.admin_url": admin,

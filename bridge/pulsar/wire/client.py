@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from typing import Final, Generic, Protocol, TypeVar
 
 from bridge.errors import DeniedError, FencedError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import addresses, credentials, first_answer, open_connection
+from bridge.pulsar.dial import addresses, credentials, open_connection
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire import commands
 from bridge.pulsar.wire.commands import Answer, Redirect, WireError
@@ -30,6 +29,10 @@ class Link(Protocol):
     """A connection to a broker: ``BrokerConnection``, or the one of Spark's source."""
 
     def __init__(self, accepted: Accepted) -> None: ...
+
+    @property
+    def accepted(self) -> Accepted:
+        """The socket and what the broker answered."""
 
     @property
     def ended(self) -> WireError | None:
@@ -62,10 +65,29 @@ class Brokers(Generic[L]):
         self._dialling: dict[tuple[str, int, str], threading.Lock] = {}
         self._authenticated = False
         self._closed = False
+        self._answered: tuple[str, int] | None = None
 
     def owner(self, partition: str, operation: str, until: float) -> L:
-        """Return a connection to the broker that serves the partition."""
-        connection = first_answer(self._settings, self._connection)
+        """Return a connection to the broker that serves the partition.
+
+        Each named host is asked, the one that answered last first. Only the last may take all the time until ``until``.
+        """
+        hosts = sorted(addresses(self._settings.service_url), key=lambda place: place != self._answered)
+        for left, place in zip(reversed(range(len(hosts))), hosts, strict=True):
+            limit = until if not left else min(until, time.monotonic() + self._settings.connection_timeout)
+            try:
+                found = self._owner(place, partition, operation, limit)
+            except TransientError as e:
+                if not left:
+                    raise
+                log.debug("the next host of pulsar.service_url is asked", why=e.what)
+            else:
+                self._answered = place
+                return found
+        raise AssertionError("the last host returns or raises")
+
+    def _owner(self, named: tuple[str, int], partition: str, operation: str, until: float) -> L:
+        connection = self._connection(*named)
         authoritative = False
         for _ in range(_REDIRECTS):
             request = connection.number()
@@ -79,15 +101,14 @@ class Brokers(Generic[L]):
             else:
                 found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
             if isinstance(found, WireError):
-                error = as_our_error(found, operation)
+                error = as_our_error(found, f"{operation}, lookup at {connection.accepted.name}")
                 # A busy topic is an answer to a producer or a consumer; as the answer to a lookup it has no meaning.
                 raise TransientError(error.what) if isinstance(error, FencedError) else error
-            ((host, port),) = addresses(found.url)
-            if found.proxied and (host, port) not in addresses(self._settings.service_url):
-                proxied = partial(self._connection, proxy_to=f"{host}:{port}")
-                connection = first_answer(self._settings, proxied)
+            (place,) = addresses(found.url)
+            if found.proxied and place not in addresses(self._settings.service_url):
+                connection = self._connection(*named, proxy_to=f"{place[0]}:{place[1]}")
             else:
-                connection = self._connection(host, port)
+                connection = self._connection(*place)
             if found.final:
                 return connection
             authoritative = found.authoritative
