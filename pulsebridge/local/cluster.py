@@ -220,7 +220,8 @@ class LocalCluster:
                 "journalDirectories": str(folder / "journal"),
                 "ledgerDirectories": str(folder / "ledgers"),
                 "journalSyncData": str(self._settings.fsync).lower(),
-                "enableStatistics": "false",
+                # The default listens on port 8000 of every address.
+                "statsProviderClass": "org.apache.bookkeeper.stats.NullStatsProvider",
                 "diskUsageThreshold": "0.99",
                 "diskUsageWarnThreshold": "0.98",
                 "dbStorage_writeCacheMaxSizeMb": "32",
@@ -285,9 +286,7 @@ class LocalCluster:
         while not self._ready(name):
             if self._abandoned():
                 raise TransientError(f"the start of {name} was cancelled")
-            failure = server.failure()
-            if failure is not None:
-                raise failure
+            self.check()
             if time.monotonic() > deadline:
                 raise TransientError(
                     f"{name} is not ready after {self._settings.start_timeout:.0f} s; its log ends:\n{last_lines(server.log)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 from bridge.errors import DeniedError, FencedError, TransientError
@@ -57,7 +58,11 @@ class Brokers(Generic[L]):
     Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout``. Any thread may call.
     """
 
-    def __init__(self, settings: PulsarSettings, kind: type[L]) -> None:
+    def __init__(
+        self, settings: PulsarSettings, kind: type[L], *, seen: Callable[[str, str], None] = lambda name, what: None
+    ) -> None:
+        """``seen`` is called with each step to a broker: ``connect`` or ``lookup``, and what came of it."""
+        self._seen = seen
         self._settings = settings
         self._kind = kind
         self._lock = threading.Lock()
@@ -81,6 +86,7 @@ class Brokers(Generic[L]):
                 if not left:
                     raise
                 log.debug("the next host of pulsar.service_url is asked", why=e.what)
+                self._seen("connect", e.what)
             else:
                 self._answered = place
                 return found
@@ -104,6 +110,7 @@ class Brokers(Generic[L]):
                 error = as_our_error(found, f"{operation}, lookup at {connection.accepted.name}")
                 # A busy topic is an answer to a producer or a consumer; as the answer to a lookup it has no meaning.
                 raise TransientError(error.what) if isinstance(error, FencedError) else error
+            self._seen("lookup", f"{connection.accepted.name} answers: {_shown(found)}")
             (place,) = addresses(found.url)
             if found.proxied and place not in addresses(self._settings.service_url):
                 connection = self._connection(*named, proxy_to=f"{place[0]}:{place[1]}")
@@ -137,6 +144,7 @@ class Brokers(Generic[L]):
         self._authenticated = True
         name = f"{host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
         log.debug("connected to Pulsar", broker=name, version=connected.text(1))
+        self._seen("connect", f"Pulsar {name}, {connected.text(1)}")
         return self._kind(
             Accepted(
                 sock,
@@ -194,6 +202,11 @@ class WireClient:
     def close(self) -> None:
         """Close every connection. Messages without a receipt fail."""
         self._brokers.close()
+
+
+def _shown(found: Redirect) -> str:
+    how = "the owner is" if found.final else "ask"
+    return f"{how} {found.url}" + (", through this proxy" if found.proxied else "")
 
 
 def _left(until: float) -> float:

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from click.testing import Result
 from typer.testing import CliRunner
 
+from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.cli.app import app
+from pulsebridge.cli import check, local
 from pulsebridge.local.cluster import LocalCluster
 from pulsebridge.local.stack import LocalStack
 from sources.batch import batch_tasks
@@ -42,6 +45,13 @@ def without_first(request: pytest.FixtureRequest, cluster_stack: LocalStack) -> 
 def namespaces(without_first: LocalStack) -> PulsarSettings:
     """Namespaces that were made without the first broker."""
     return provisioned(without_first)
+
+
+def run(settings: Settings, *arguments: str) -> Result:
+    app = typer.Typer()
+    for one in (check, local):
+        one.register(app)
+    return CliRunner().invoke(app, [*arguments, *push_arguments(settings)])
 
 
 def live(settings: PulsarSettings) -> PulsarSettings:
@@ -84,15 +94,14 @@ def test_push_and_the_commands_that_inspect_it(
         poll_for(
             lambda: asked(settings, "commands", "show", "d3-3")["state"] in ("delivered", "answered"), 60, "its receipt"
         )
-        status = CliRunner().invoke(app, ["status", "--json", *push_arguments(settings)])
-        assert '"owner"' in status.stdout, status.output
+        status = run(settings, "status", "--json")
+        assert '"serves": true' in status.stdout, status.output
 
 
 def test_a_host_that_is_away_is_named(without_first: LocalStack, namespaces: PulsarSettings) -> None:
     assert without_first.cluster is not None
     place = without_first.cluster.url_of("broker-0").removeprefix("pulsar://")
     alone = namespaces.model_copy(update={"service_url": f"pulsar://{place}"})
-    arguments = push_arguments(push_settings(alone, mqtt_settings(without_first)))
-    done = CliRunner().invoke(app, ["check", *arguments])
+    done = run(push_settings(alone, mqtt_settings(without_first)), "check")
     assert done.exit_code == 1
     assert place in done.output
