@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pulsar
 import yaml
 
-from bridge.settings import LogSettings, MetricsSettings
+from bridge.settings import LogSettings, MetricsSettings, PulsarSettings
 from bridge.settings.ingest import TopicRule
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill, paging_lines, tell_missing
@@ -51,11 +51,12 @@ class World:
         rules: Callable[[str], tuple[TopicRule, ...]] = lambda root: (),
         resume_topic: Callable[[str], str | None] = lambda root: None,
         metrics_port: int = 0,
+        pulsar_settings: PulsarSettings | None = None,
     ) -> None:
         """``rules`` come before the one for the fleet; like ``resume_topic`` they are made for the level above all topics."""
         self.stack = stack
         self.proxy = proxy
-        self.pulsar = provisioned(stack)
+        self.pulsar = pulsar_settings or provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
         self.times: list[Kill] = []
         mqtt = mqtt_settings(stack, protocol=protocol, port=proxy.port, keep_alive="5s", reconnect_max="500ms")

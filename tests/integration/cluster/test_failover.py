@@ -24,6 +24,7 @@ from tests.chaos.push_world import push_world
 from tests.chaos.world import TOPIC, World, world
 from tests.support.cluster import Growth, OwnClient, frozen, killed, longest_gap, owner_of, unload
 from tests.support.endpoint import Endpoint
+from tests.support.stack import provisioned
 from tests.support.waiting import patient, poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.thorough, pytest.mark.timeout(1500)]
@@ -90,6 +91,8 @@ def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothin
             measured("first named broker killed", lambda: killed(cluster, "broker-0"), 15)
             measured("first named broker frozen", lambda: frozen(cluster, "broker-0"), 20)
             measured("bookie killed", lambda: killed(cluster, "bookie-0"), 10)
+        owner = owner_of(cluster, admin, partition)
+        measured("owner frozen for long", lambda: frozen(cluster, owner), 50)
         found = one.account(fleet)
         print(found.text())
         assert not found.missing
@@ -104,6 +107,40 @@ def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothin
     for row in rows:
         if "killed" in row.what:
             assert row.ingest <= row.own_client + SPARE_S + patient(1), row
+
+
+def test_h55_through_a_proxy_that_is_killed_three_times_nothing_is_lost(
+    cluster_stack: LocalStack, tmp_path: Path
+) -> None:
+    cluster = cluster_stack.cluster
+    assert cluster is not None
+    proxied = provisioned(cluster_stack, service_url=cluster.proxy_url, admin_url=cluster.proxy_admin_url)
+    with ExitStack() as run:
+        one = run.enter_context(world(cluster_stack, tmp_path, pulsar_settings=proxied))
+        one.start()
+        fleet = run.enter_context(one.fleet(devices=10, rate=100))
+        folder = tmp_path / "push"
+        folder.mkdir()
+        commands, devices = run.enter_context(
+            push_world(
+                cluster_stack, folder, devices=20, rate=20, seed=2, present_s=3600, away_s=1, pulsar_settings=proxied
+            )
+        )
+        devices.order("stay")
+        for _ in range(TIMES):
+            done, at = fleet.total, time.time()
+            poll_for(lambda least=done + 200: fleet.total > least, 60, "a flow")  # type: ignore[misc]
+            with killed(cluster, "proxy"):
+                pass
+            for times in (one.times, commands.times):
+                times.append(Kill("proxy", at, time.time()))
+        found = one.account(fleet)
+        print(found.text())
+        assert found.missing == found.disordered == found.unexplained == []
+        verdict = commands.account(devices, say=print)
+        print(verdict.text())
+        assert not verdict.broken
+    assert one.log.read_text().count("connected to the MQTT broker") == 1
 
 
 @contextmanager
