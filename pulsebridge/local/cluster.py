@@ -297,8 +297,10 @@ class LocalCluster:
     def _ready(self, name: str) -> bool:
         if name in BROKERS:
             return pulsar_healthy(self.admin_url_of(name), timeout_s=10.0)
+        ports = [self._ports[part] for part in (name, f"{name}-web") if part in self._ports]
         try:
-            socket.create_connection(("127.0.0.1", self._ports[name]), timeout=2.0).close()
+            for port in ports:
+                socket.create_connection(("127.0.0.1", port), timeout=2.0).close()
         except OSError:
             return False
         return True
