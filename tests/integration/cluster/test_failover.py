@@ -87,10 +87,10 @@ def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothin
             owner = owner_of(cluster, admin, partition)
             measured("owner killed", lambda name=owner: killed(cluster, name), 15)  # type: ignore[misc]
             owner = owner_of(cluster, admin, partition)
-            measured("owner frozen", lambda name=owner: frozen(cluster, name), 20)  # type: ignore[misc]
+            measured("owner frozen", lambda name=owner: frozen(cluster, name), 14)  # type: ignore[misc]
             measured("first named broker killed", lambda: killed(cluster, "broker-0"), 15)
-            measured("first named broker frozen", lambda: frozen(cluster, "broker-0"), 20)
-            measured("bookie killed", lambda: killed(cluster, "bookie-0"), 10)
+            measured("first named broker frozen", lambda: frozen(cluster, "broker-0"), 14)
+            measured("bookie killed", lambda: killed(cluster, "bookie-0"), 5)
         owner = owner_of(cluster, admin, partition)
         measured("owner frozen for long", lambda: frozen(cluster, owner), 50)
         found = one.account(fleet)
