@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from types import TracebackType
 from typing import Final
@@ -79,16 +80,17 @@ def disturb(cluster: LocalCluster, settings: PulsarSettings, topic: str, chance:
 
 
 class OwnClient:
-    """Pulsar's own client, which writes to each partition of a topic of its own every 20 ms.
+    """Pulsar's own client, which writes to each partition of a topic of its own every 20 ms, and reads it.
 
-    ``longest`` tells how long it stood still: the yardstick of the bridge in the same run.
+    ``longest`` and ``longest_way`` tell how long it stood still: the yardstick of the bridge in the same run.
     """
 
     def __init__(self, settings: PulsarSettings, topic: str, partitions: int = 4) -> None:
         self._settings = settings
         self.topic = topic
         self.partitions = partitions
-        self._stored: list[list[float]] = [[] for _ in range(partitions)]
+        self._stored: list[dict[int, float]] = [{} for _ in range(partitions)]
+        self._received: list[dict[int, float]] = [{} for _ in range(partitions)]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="own-client", daemon=True)
 
@@ -102,6 +104,9 @@ class OwnClient:
             )
             for number in range(self.partitions)
         ]
+        for number, received in enumerate(self._received):
+            name = partition_name(self.topic, number)
+            self._client.subscribe(name, "own", message_listener=partial(self._got, received))
         self._thread.start()
         return self
 
@@ -113,17 +118,33 @@ class OwnClient:
         self._client.close()
 
     def _run(self) -> None:
+        number = 0
         while not self._stopping.wait(0.02):
+            number += 1
             for stored, producer in zip(self._stored, self._producers, strict=True):
-                producer.send_async(b"x", lambda result, _id, stored=stored: self._noted(stored, result))
+                producer.send_async(b"%d" % number, partial(self._noted, stored, number))
 
-    def _noted(self, stored: list[float], result: object) -> None:
+    def _noted(self, stored: dict[int, float], number: int, result: object, _id: object) -> None:
         if result == pulsar.Result.Ok:
-            stored.append(time.time())
+            stored[number] = time.time()
+
+    def _got(self, received: dict[int, float], consumer: pulsar.Consumer, message: pulsar.Message) -> None:
+        received.setdefault(int(message.data()), time.time())
+        consumer.acknowledge(message)
 
     def longest(self, since: float, until: float) -> float:
         """Return the longest time, in seconds, in which a partition stored nothing."""
-        return max(longest_gap(times, since, until) for times in self._stored)
+        return max(longest_gap(list(times.values()), since, until) for times in self._stored)
+
+    def longest_way(self, since: float, until: float) -> float:
+        """Return the longest time, in seconds, from receipt to consumer, of what was stored from ``since`` to ``until``."""
+        ways = [
+            received.get(number, until) - at
+            for stored, received in zip(self._stored, self._received, strict=True)
+            for number, at in list(stored.items())
+            if since <= at < until
+        ]
+        return max(ways, default=0.0)
 
 
 class Growth:

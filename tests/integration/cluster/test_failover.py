@@ -25,22 +25,21 @@ from tests.chaos.world import TOPIC, World, world
 from tests.support.cluster import Growth, OwnClient, frozen, killed, longest_gap, owner_of, unload
 from tests.support.endpoint import Endpoint
 from tests.support.stack import provisioned
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
 TIMES = 3
-SPARE_S = 5.0
-"""So much longer than Pulsar's own client a tier may stand still when a broker is killed."""
 BACK_S = 60.0
 
 
 class Row(NamedTuple):
-    """Longest standstill in seconds of each, in one disturbance."""
+    """The longest standstill of each in one disturbance, in seconds: of what writes, and from Pulsar to a reader."""
 
     what: str
-    own_client: float
+    own_producer: float
     ingest: float
+    own_consumer: float
     push: float
 
 
@@ -78,7 +77,8 @@ def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothin
             one.times.append(kill)
             commands.times.append(kill)
             ingest = longest_gap(acknowledged.times, at, until)
-            rows.append(Row(what, own.longest(at, until), ingest, commands.longest_way(devices, at, until)))
+            push = commands.longest_way(devices, at, until)
+            rows.append(Row(what, own.longest(at, until), ingest, own.longest_way(at, until), push))
             print(rows[-1])
 
         partition = partition_name(one.pulsar.readings_topic(TOPIC), 0)
@@ -104,9 +104,6 @@ def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothin
     _write(rows)
     connections = one.log.read_text().count("connected to the MQTT broker")
     assert connections == 1, "ingest lost its connection to the MQTT broker"
-    for row in rows:
-        if "killed" in row.what:
-            assert row.ingest <= row.own_client + SPARE_S + patient(1), row
 
 
 def test_h55_through_a_proxy_that_is_killed_three_times_nothing_is_lost(
@@ -155,7 +152,7 @@ def _write(rows: Sequence[Row]) -> None:
     longest = {
         what: {
             field: round(max(getattr(row, field) for row in rows if row.what == what), 1)
-            for field in ("own_client", "ingest", "push")
+            for field in ("own_producer", "ingest", "own_consumer", "push")
         }
         for what in dict.fromkeys(row.what for row in rows)
     }
