@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from bridge.pulsar.wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
-from bridge.pulsar.wire.connection import Accepted
+from bridge.pulsar.wire.connection import KEEP_ALIVE_S, Accepted
 
 __all__ = ["BrokerLink", "read_any"]
 
 _READ_BYTES: Final = 1024 * 1024
-_KEEP_ALIVE_S: Final = 30.0
 _FRAME_RESERVE: Final = 1024 * 1024
 """Bytes that a frame may have in addition to the largest message: the command. Properties count in the message."""
 
@@ -29,6 +28,7 @@ class BrokerLink:
     """Commands over a socket that a broker has accepted. Used by one thread at a time."""
 
     def __init__(self, accepted: Accepted) -> None:
+        self.accepted = accepted
         self._sock = accepted.sock
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -56,7 +56,7 @@ class BrokerLink:
         """Send ``frame``; if that fails, the connection has ended."""
         if self._ended is None:
             try:
-                self._sock.settimeout(_KEEP_ALIVE_S)
+                self._sock.settimeout(KEEP_ALIVE_S)
                 self._sock.sendall(frame)
             except OSError as e:
                 self._end(str(e))
@@ -128,16 +128,16 @@ class BrokerLink:
             if left <= 0 and not self._receive(0.0):
                 return None
             if left > 0:
-                self._receive(min(left, _KEEP_ALIVE_S))
+                self._receive(min(left, KEEP_ALIVE_S))
                 self._watch()
         return self._inbound.popleft()
 
     def _watch(self) -> None:
         """Ping a silent broker; end the connection to one that stays silent."""
         silent = time.monotonic() - self._last
-        if silent > 2 * _KEEP_ALIVE_S:
+        if silent > 2 * KEEP_ALIVE_S:
             self._end(f"no data from the broker for {silent:.0f} s")
-        elif silent > _KEEP_ALIVE_S:
+        elif silent > KEEP_ALIVE_S:
             self.write(PING)
 
     def _receive(self, timeout_s: float) -> bool:
@@ -148,7 +148,7 @@ class BrokerLink:
             pending = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
             if not pending and not self._poll.poll(timeout_s * 1000):
                 return False
-            self._sock.settimeout(_KEEP_ALIVE_S)
+            self._sock.settimeout(KEEP_ALIVE_S)
             data = self._sock.recv(_READ_BYTES)
             if not data:
                 self._end("the broker closed the connection")

@@ -136,6 +136,13 @@ def private_stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def cluster_stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
+    """A Pulsar cluster with Artemis: three brokers, three bookies, ZooKeeper, a proxy. A test restarts what it kills."""
+    with new_stack(cluster=True) as running:
+        yield running
+
+
 @pytest.fixture
 def namespaces(stack: LocalStack) -> PulsarSettings:
     """Settings of the session's Pulsar with two fresh, provisioned namespaces."""

@@ -27,7 +27,7 @@ __all__ = ["RETRY_MAX_S", "RETRY_MIN_S", "Topic", "Topics"]
 log = structlog.get_logger("ingest")
 
 RETRY_MIN_S: Final = 0.2
-RETRY_MAX_S: Final = 10.0
+RETRY_MAX_S: Final = 2.0
 
 
 class Topic:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from bridge.backoff import backoff_s
 from bridge.contract import base_topic
 from bridge.errors import DeniedError, ForbiddenError, RefusedError, TransientError
-from bridge.pulsar.http import AdminHttp
+from bridge.pulsar.http import ROOT, AdminHttp
 from bridge.pulsar.provisioning_plan import (
     Step,
     namespace_steps,
@@ -57,15 +57,17 @@ class PulsarAdmin:
         """Close the connections."""
         self._http.close()
 
-    def request(self, method: str, path: str, *, body: Any = None, accept: tuple[int, ...] = ()) -> Any:
-        """Send one request and return the answer's JSON body, None if it is empty.
+    def request(
+        self, method: str, path: str, *, body: Any = None, accept: tuple[int, ...] = (), root: str = ROOT
+    ) -> Any:
+        """Send one request below ``root`` and return the answer's JSON body, None if it is empty.
 
         ``accept`` lists further status codes that count as success (409 for something that exists already).
         Raises TransientError if the server cannot be reached or answers 5xx, DeniedError on 401 and 403,
         RefusedError on other codes.
         """
         for attempt in range(_BUSY_ATTEMPTS):
-            answer = self._http.send(method, path, body=body)
+            answer = self._http.send(method, path, body=body, root=root)
             if answer.status_code != 412 or not any(why in answer.text for why in _PASSES):
                 break
             time.sleep(backoff_s(attempt, _BUSY_WAIT_S, _BUSY_LONGEST_S, random.random()))
@@ -201,8 +203,7 @@ class PulsarAdmin:
 
     def owner(self, partition: str) -> str:
         """Return the service URL of the broker that owns a partition. A partition without an owner gets one."""
-        url = f"{self.settings.admin_url.rstrip('/')}/lookup/v2/topic/{rest_path(partition)}"
-        found = self.request("GET", url)
+        found = self.request("GET", f"/{rest_path(partition)}", root="/lookup/v2/topic")
         return str(found.get("brokerUrl") or found.get("brokerUrlTls") or found.get("nativeUrl") or "")
 
     def clusters(self) -> list[str]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from bridge.pulsar.late_modules import load_late
 
@@ -24,7 +24,7 @@ import pulsar
 
 from bridge.errors import DeniedError, ForbiddenError, TerminalError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import dial, with_grant
+from bridge.pulsar.dial import addresses, answering, dial, with_grant
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire.client import WireClient
 from bridge.pulsar.wire.producer import BatchProducer, Identity
@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 log = get_logger("pulsar")
+
+T = TypeVar("T")
 
 Consumer: TypeAlias = pulsar.Consumer
 Message: TypeAlias = pulsar.Message
@@ -162,6 +164,28 @@ class ChunkingProducer:
             self._producer.close()
 
 
+def _pulsar_client(settings: PulsarSettings, url: str) -> pulsar.Client:
+    auth = None
+    if settings.token is not None:
+        # Called at each connect, and if the broker reports that the last token expires.
+        auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
+    elif settings.tls_certificate is not None:
+        auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+    return pulsar.Client(
+        url,
+        authentication=auth,
+        operation_timeout_seconds=int(settings.operation_timeout),
+        stats_interval_in_seconds=0,
+        tls_trust_certs_file_path=_text(settings.tls_ca),
+        tls_validate_hostname=settings.tls_validate_hostname,
+        # The client reads these files at each connect. With a token, the certificate is for TLS only.
+        tls_certificate_file_path=_text(settings.tls_certificate),
+        tls_private_key_file_path=_text(settings.tls_private_key),
+        connection_timeout_ms=int(settings.connection_timeout * 1000),
+        logger=_client_log(settings.client_log),
+    )
+
+
 class PulsarClient:
     """A connection to one Pulsar cluster. Close it, or use it as a context manager.
 
@@ -171,27 +195,32 @@ class PulsarClient:
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = settings
         self._authenticated = False  # whether a call of this client has succeeded
-        auth = None
-        if settings.token is not None:
-            # Called at each connect, and if the broker reports that the last token expires.
-            auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
-        elif settings.tls_certificate is not None:
-            auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
         self._wire = WireClient(settings)
-        with our_errors(f"connecting to {settings.service_url}"):
-            self._client = pulsar.Client(
-                settings.service_url,
-                authentication=auth,
-                operation_timeout_seconds=int(settings.operation_timeout),
-                stats_interval_in_seconds=0,
-                tls_trust_certs_file_path=_text(settings.tls_ca),
-                tls_validate_hostname=settings.tls_validate_hostname,
-                # The client reads these files at each connect. With a token, the certificate is for TLS only.
-                tls_certificate_file_path=_text(settings.tls_certificate),
-                tls_private_key_file_path=_text(settings.tls_private_key),
-                connection_timeout_ms=int(settings.connection_timeout * 1000),
-                logger=_client_log(settings.client_log),
-            )
+        self._lock = threading.Lock()
+        self._clients: dict[str, pulsar.Client] = {}
+        """One for each set of hosts that answered, because Pulsar's client keeps those it was given."""
+        self._client = self._connect()
+
+    def _connect(self) -> pulsar.Client:
+        settings = self.settings
+        url = answering(settings)
+        with self._lock, our_errors(f"connecting to {settings.service_url}"):
+            if url not in self._clients:
+                self._clients[url] = _pulsar_client(settings, url)
+            return self._clients[url]
+
+    def _call(self, operation: str, topic: str, action: str, call: Callable[[pulsar.Client], T]) -> T:
+        """Return the result of ``call``; if it fails, that of another client if other hosts answer now."""
+        client = self._client
+        try:
+            with self._errors(operation, topic, action):
+                return call(client)
+        except TransientError:
+            if len(addresses(self.settings.service_url)) == 1 or (other := self._connect()) is client:
+                raise
+            self._client = other
+        with self._errors(operation, topic, action):
+            return call(other)
 
     def __enter__(self) -> PulsarClient:
         return self
@@ -230,11 +259,14 @@ class PulsarClient:
 
         For a missing topic: no name, or its own name if Pulsar creates topics automatically.
         """
-        with self._errors(f"looking up the partitions of {topic}", topic, "produce"):
+
+        def look_up(client: pulsar.Client) -> list[str]:
             try:
-                return list(self._client.get_topic_partitions(topic))
+                return list(client.get_topic_partitions(topic))
             except pulsar.TopicNotFound:
                 return []
+
+        return self._call(f"looking up the partitions of {topic}", topic, "produce", look_up)
 
     def partitioned(self, topic: str) -> list[str]:
         """Return the names of the topic's partitions; none if it is not partitioned or does not exist."""
@@ -260,8 +292,11 @@ class PulsarClient:
         FencedError.
         """
         access = pulsar.ProducerAccessMode.WaitForExclusive if exclusive else pulsar.ProducerAccessMode.Shared
-        with self._errors(f"making a producer on {topic}", topic, "produce"):
-            return self._client.create_producer(
+        return self._call(
+            f"making a producer on {topic}",
+            topic,
+            "produce",
+            lambda client: client.create_producer(
                 topic,
                 producer_name=name,
                 send_timeout_millis=0,
@@ -274,7 +309,8 @@ class PulsarClient:
                 chunking_enabled=chunking,
                 access_mode=access,
                 properties=dict(properties or {}),
-            )
+            ),
+        )
 
     def chunking_producer(self, topic: str, *, max_pending: int) -> ChunkingProducer:
         """Make a producer of large messages, with a queue of ``max_pending``. Raises as ``producer`` does."""
@@ -302,35 +338,44 @@ class PulsarClient:
 
         ``compacted`` skips messages that a later one of the same key has replaced, as far as compaction has run.
         """
-        with self._errors(f"reading {topic}", topic, "consume"):
-            return self._client.create_reader(
+        return self._call(
+            f"reading {topic}",
+            topic,
+            "consume",
+            lambda client: client.create_reader(
                 topic,
                 start,
                 receiver_queue_size=queue,
                 reader_name=name,
                 start_message_id_inclusive=inclusive,
                 is_read_compacted=compacted,
-            )
+            ),
+        )
 
     def consumer(self, topic: str, subscription: str, *, queue: int = 1000) -> Consumer:
         """Subscribe durably and exclusively to one topic or partition. A new subscription begins at the first message.
 
         Raises FencedError if the subscription already has a consumer, else TransientError or RefusedError.
         """
-        with self._errors(f"subscribing to {topic} as {subscription}", topic, "consume"):
-            return self._client.subscribe(
+        return self._call(
+            f"subscribing to {topic} as {subscription}",
+            topic,
+            "consume",
+            lambda client: client.subscribe(
                 topic,
                 subscription,
                 consumer_type=pulsar.ConsumerType.Exclusive,
                 receiver_queue_size=queue,
                 initial_position=pulsar.InitialPosition.Earliest,
-            )
+            ),
+        )
 
     def close(self) -> None:
         """Close the connection and all that was made from it. Queued messages that are not flushed are lost (H9)."""
         self._wire.close()
-        with our_errors("closing the connection"):
-            self._client.close()
+        with our_errors("closing the connection"), ExitStack() as closing:
+            for client in self._clients.values():
+                closing.callback(client.close)
 
 
 def key_of(message: Message) -> str | None:

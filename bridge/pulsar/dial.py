@@ -12,23 +12,22 @@ import shlex
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import Final, TypeVar
-from urllib.parse import urlsplit
+from typing import Final
 
 from bridge.contract import namespace_of
-from bridge.errors import ConfigError, DeniedError, ForbiddenError, RefusedError, TransientError
+from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, RefusedError, TransientError
 from bridge.pulsar.wire import commands
-from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.pulsar import PulsarSettings, hosts_of
 from bridge.tls import client_context, handshake_problem
 
 __all__ = [
     "addresses",
+    "answering",
     "credentials",
     "credentials_remedy",
     "dial",
-    "first_answer",
     "grant_remedy",
     "open_connection",
     "role_of",
@@ -36,9 +35,8 @@ __all__ = [
     "with_grant",
 ]
 
-T = TypeVar("T")
-
 _MAX_ANSWER: Final = 1 << 20
+_LATER_S: Final = 1.0
 
 
 def dial(settings: PulsarSettings, timeout_s: float) -> str:
@@ -47,38 +45,59 @@ def dial(settings: PulsarSettings, timeout_s: float) -> str:
     Raises DeniedError if TLS or the credentials are not accepted, TransientError if no server answers. Raises
     RefusedError if the server is not a Pulsar broker.
     """
-    sock, answer = first_answer(settings, lambda host, port: open_connection(settings, host, port, timeout_s))
+    *others, last = addresses(settings.service_url)
+    for host, port in others:
+        with suppress(TransientError):
+            return _version(settings, host, port, timeout_s)
+    return _version(settings, *last, timeout_s)
+
+
+def _version(settings: PulsarSettings, host: str, port: int, timeout_s: float) -> str:
+    sock, answer = open_connection(settings, host, port, timeout_s)
     sock.close()
     return answer.text(1)
 
 
-def first_answer(settings: PulsarSettings, connect: Callable[[str, int], T]) -> T:
-    """Return the result of ``connect`` for the first address of the service URL that answers. Raises as ``connect``."""
-    *others, last = addresses(settings.service_url)
-    for host, port in others:
-        with suppress(TransientError):
-            return connect(host, port)
-    return connect(*last)
-
-
 def addresses(service_url: str) -> list[tuple[str, int]]:
-    """Return host and port of each broker of ``pulsar://a:6650,b:6650``. Raises ConfigError for anything else."""
-    parts = urlsplit(service_url)
-    usual = {"pulsar": 6650, "pulsar+ssl": 6651}.get(parts.scheme)
-    found = []
-    for one in parts.netloc.split(","):
-        try:
-            address = urlsplit(f"//{one}")
-            if address.hostname and usual is not None:
-                found.append((address.hostname, address.port or usual))
-        except ValueError:
-            continue
-    if not found:
-        raise ConfigError(
-            f"pulsar.service_url: {service_url!r} names no broker",
-            remedy="give pulsar://host:6650 or pulsar+ssl://host:6651; several with commas",
-        )
-    return found
+    """Return host and port of each broker of ``pulsar://a:6650,b:6650``. Raises RefusedError for anything else."""
+    try:
+        return hosts_of(service_url)
+    except ValueError as e:
+        raise RefusedError(f"Pulsar named an address of a broker that is none: {e}") from e
+
+
+def answering(settings: PulsarSettings) -> str:
+    """Return the service URL with the hosts that answer, all of them if none does.
+
+    Pulsar's client asks its hosts in turn, and for one that hangs it waits until its operation has timed out (H52). A
+    host that answers more than a second later than another one is left out as well.
+    """
+    scheme = settings.service_url.partition("://")[0]
+    hosts = addresses(settings.service_url)
+    if len(hosts) == 1:
+        return settings.service_url
+    pool = ThreadPoolExecutor(len(hosts), thread_name_prefix="pulsar-hosts")
+    left = {pool.submit(_answers, settings, *place): place for place in hosts}
+    pool.shutdown(wait=False)
+    until = time.monotonic() + settings.connection_timeout
+    answered: set[tuple[str, int]] = set()
+    while left and (wait_s := until - time.monotonic()) > 0:
+        done, _ = wait(left, min(wait_s, _LATER_S) if answered else wait_s, FIRST_COMPLETED)
+        if not done:
+            break
+        answered |= {place for one in done if (place := left.pop(one)) and one.result()}
+    found = [place for place in hosts if place in answered] or hosts
+    return f"{scheme}://" + ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found)
+
+
+def _answers(settings: PulsarSettings, host: str, port: int) -> bool:
+    try:
+        open_connection(settings, host, port, settings.connection_timeout)[0].close()
+    except TransientError:
+        return False
+    except PulsebridgeError:  # it answers, with a refusal: Pulsar's client gets it too
+        return True
+    return True
 
 
 def credentials_remedy(settings: PulsarSettings) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar, Final
 
 from bridge.pulsar.late_modules import load_late
 
@@ -22,12 +22,16 @@ load_late("rich.console", "rich.markup", "rich.progress", "rich.syntax", "rich.t
 import httpx
 
 from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, RefusedError, TransientError, UnreachableError
+from bridge.loggers import get_logger
 from bridge.pulsar.dial import credentials_remedy, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, file_stamps, handshake_problem
 
-__all__ = ["AdminHttp"]
+__all__ = ["ROOT", "AdminHttp"]
 
+log = get_logger("pulsar")
+
+ROOT: Final = "/admin/v2"
 _REDIRECTS: Final = 5
 _BY_CONSUME: Final = frozenset(
     {
@@ -47,6 +51,9 @@ _BY_EITHER: Final = frozenset({"LOOKUP", "GET_STATS", "GET_METADATA", "GET_TOPIC
 class AdminHttp:
     """The connections to one admin URL. Any thread may use it. Close it."""
 
+    _preferred: ClassVar[dict[str, int]] = {}
+    """By admin URL the index of the host that answered last: so a process waits only once for one that hangs."""
+
     def __init__(self, settings: PulsarSettings, *, timeout_s: float) -> None:
         """Raises ConfigError when a PEM file cannot be used."""
         self._settings = settings
@@ -63,41 +70,72 @@ class AdminHttp:
                 if client is not None:
                     client.close()
 
-    def send(self, method: str, path: str, *, body: Any = None) -> httpx.Response:
-        """Send one request below ``/admin/v2`` and return the whole answer, with any status."""
-        with self.stream(method, path, body=body) as answer:
+    def send(self, method: str, path: str, *, body: Any = None, root: str = ROOT) -> httpx.Response:
+        """Send one request below ``root`` and return the whole answer, with any status."""
+        with self.stream(method, path, body=body, root=root) as answer:
             answer.read()
             return answer
 
     @contextmanager
-    def stream(self, method: str, path: str, *, body: Any = None) -> Iterator[httpx.Response]:
-        """Send one request and yield the answer before its body is read.
+    def stream(self, method: str, path: str, *, body: Any = None, root: str = ROOT) -> Iterator[httpx.Response]:
+        """Send one request below ``root`` and yield the answer before its body is read.
 
-        Raises UnreachableError if the server cannot be reached, DeniedError if its certificate or ours is not accepted,
-        RefusedError if it redirects from https to http.
+        With several hosts, the next one gets a request that a host cannot have executed, and any GET. Raises
+        UnreachableError with the host that failed, also after a redirect, DeniedError if its certificate or ours is not
+        accepted, RefusedError if it redirects from https to http.
         """
-        where = self._settings.admin_url
-        client = self._current()
-        try:
-            with client.stream(method, path, json=body) as answer:
+        with closing(self._first_answer(method, root + path, body)) as answer:
+            try:
                 yield answer
-        except httpx.HTTPError as e:
-            problem = handshake_problem(e, self._settings, "pulsar", f"Pulsar's admin {where}")
-            if problem is not None:
-                raise problem from e
-            hint = "; is that its TLS port? Then set https://" if isinstance(e, httpx.RemoteProtocolError) else ""
-            raise UnreachableError(f"Pulsar's admin at {where} cannot be reached: {e}{hint}") from e
+            except httpx.HTTPError as e:
+                raise self._problem(e) from e
+
+    def _first_answer(self, method: str, path: str, body: Any) -> httpx.Response:
+        name, urls = self._settings.admin_url, self._settings.admin_urls
+        for left in reversed(range(len(urls))):
+            index = self._preferred.get(name, 0)
+            try:
+                client = self._current()
+                answer = client.send(client.build_request(method, urls[index] + path, json=body), stream=True)
+            except httpx.HTTPError as e:
+                problem = self._problem(e)
+                redirected = _origin(e.request.url) != _origin(httpx.URL(urls[index]))
+                safe = method == "GET" or isinstance(e, (httpx.ConnectError, httpx.ConnectTimeout))
+                if not isinstance(problem, UnreachableError) or redirected:
+                    raise problem from e
+                if not safe or not left:
+                    self._preferred[name] = (index + 1) % len(urls)
+                    raise problem from e
+                why = problem.what
+            else:
+                if answer.status_code < 500 or method != "GET" or not left:
+                    return answer
+                answer.close()
+                why = f"{_origin(answer.url)} answered {answer.status_code}"
+            self._preferred[name] = (index + 1) % len(urls)
+            log.debug("the next host of pulsar.admin_url is asked", why=why)
+        raise AssertionError("the last host returns or raises")
+
+    def _problem(self, error: httpx.HTTPError) -> PulsebridgeError:
+        where = f"Pulsar's admin at {_origin(error.request.url)}"
+        problem = handshake_problem(error, self._settings, "pulsar", where)
+        if problem is not None:
+            return problem
+        hint = "; is that its TLS port? Then set https://" if isinstance(error, httpx.RemoteProtocolError) else ""
+        return UnreachableError(f"{where} cannot be reached: {error or type(error).__name__}{hint}")
 
     def refusal(self, method: str, path: str, answer: httpx.Response) -> PulsebridgeError:
         """Return our error for an answer with a status of 400 or more."""
         status, why = answer.status_code, _why(answer)
         if status >= 500:
-            return TransientError(f"Pulsar's admin answered {status} to {method} {path}: {why}")
+            return TransientError(
+                f"Pulsar's admin at {_origin(answer.url)} answered {status} to {method} {path}: {why}"
+            )
         if status not in (401, 403):
             return RefusedError(f"Pulsar's admin refused {method} {path} with {status}: {why}")
         if status == 401 and "Unauthorized" not in why:
             return DeniedError(
-                f"Pulsar's admin at {self._settings.admin_url} does not accept our credentials: {why}",
+                f"Pulsar's admin at {_origin(answer.url)} does not accept our credentials: {why}",
                 remedy=credentials_remedy(self._settings),
             )
         return ForbiddenError(
@@ -149,7 +187,6 @@ class AdminHttp:
         if s.admin_url.startswith("https:"):
             verify = client_context(s, "pulsar")
         return httpx.Client(
-            base_url=f"{s.admin_url.rstrip('/')}/admin/v2",
             verify=verify,
             timeout=self._timeout_s,
             trust_env=False,
@@ -161,6 +198,10 @@ class AdminHttp:
     def _stamps(self) -> tuple[tuple[int, ...], ...]:
         s = self._settings
         return file_stamps(s.tls_ca, s.tls_certificate, s.tls_private_key)
+
+
+def _origin(url: httpx.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
 def _why(answer: httpx.Response) -> str:

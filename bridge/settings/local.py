@@ -22,6 +22,9 @@ class LocalSettings(Section):
     """Folder of the downloads; default: in the user's cache folder."""
     mqtt_server: Literal["artemis", "mosquitto"] = "artemis"
     """MQTT broker to start; mosquitto must be on the PATH, and loses its queues at kill -9."""
+    cluster: bool = False
+    """Whether Pulsar is a cluster (ZooKeeper, three bookies, three brokers, a proxy: 3 GB of memory) instead of one
+    process; its ports are free ones."""
     mqtt_port: int = Field(0, ge=0, le=65535)
     """TCP port of the MQTT broker; 0 selects a free one."""
     pulsar_port: int = Field(0, ge=0, le=65535)

@@ -5,27 +5,54 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from bridge.contract import NAMESPACE, TENANT, topic_name
 from bridge.settings.base import COMMON, Section
 from bridge.settings.units import Duration, Size
 
-__all__ = ["PulsarSettings"]
+__all__ = ["PulsarSettings", "hosts_of"]
 
 # Pulsar's NamedEntity: the valid characters in the name of a tenant or a namespace.
 _NAME: Final = re.compile(r"[-=:.\w]+", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[-=:.\w]+/[-=:.\w]+", re.ASCII)
 
 
+_PORTS: Final = {"pulsar": 6650, "pulsar+ssl": 6651, "http": 80, "https": 443}
+
+
+def hosts_of(url: str) -> list[tuple[str, int]]:
+    """Return host and port of each server of a URL such as ``pulsar://a:6650,b:6650`` or ``http://a:8080,b:8080``.
+
+    Raises ValueError for an unknown scheme, no host or an invalid port.
+    """
+    scheme, _, rest = url.partition("://")
+    shown = f"{scheme}://{rest.rpartition('@')[2]}"  # a password is not for logs
+    if scheme not in _PORTS:
+        raise ValueError(f"{shown!r} does not begin with {'://, '.join(_PORTS)}://")
+    found = []
+    for one in rest.rstrip("/").split(","):
+        try:
+            address = urlsplit(f"//{one}")
+            port = address.port or _PORTS[scheme]
+        except ValueError:
+            raise ValueError(f"{shown!r} has an invalid port") from None
+        if not address.hostname or address.path:
+            raise ValueError(f"{shown!r} is not of the form {scheme}://host:port,host:port")
+        found.append((address.hostname, port))
+    return found
+
+
 class PulsarSettings(Section):
     """The addresses of Pulsar, our identity, and the namespaces of Pulsebridge's topics."""
 
     service_url: str = Field("pulsar://127.0.0.1:6650", json_schema_extra=COMMON)
-    """Pulsar's binary service URL."""
+    """Pulsar's binary service URL. It may name several brokers or proxies, as pulsar://a:6650,b:6650: one that answers
+    is enough."""
     admin_url: str = Field("http://127.0.0.1:8080", json_schema_extra=COMMON)
-    """Pulsar's admin REST URL."""
+    """Pulsar's admin REST URL. It may name several brokers or proxies, as http://a:8080,b:8080."""
     token: SecretStr | None = Field(None, json_schema_extra=COMMON)
     """Token for both; also as token_file, which is read at each use."""
     tls_ca: Path | None = None
@@ -65,6 +92,21 @@ class PulsarSettings(Section):
     """Retention of acknowledged messages in Pulsar, in whole minutes; null for ever."""
     retention_size: Size | None = None
     """Maximum size of retained acknowledged messages of a partition; null without limit."""
+
+    @field_validator("service_url", "admin_url")
+    @classmethod
+    def _valid_url(cls, url: str, info: ValidationInfo) -> str:
+        hosts_of(url)
+        schemes = ("pulsar", "pulsar+ssl") if info.field_name == "service_url" else ("http", "https")
+        if url.partition("://")[0] not in schemes:
+            raise ValueError(f"it does not begin with {schemes[0]}:// or {schemes[1]}://")
+        return url
+
+    @property
+    def admin_urls(self) -> list[str]:
+        """The admin REST URL of each host."""
+        scheme, _, rest = self.admin_url.partition("://")
+        return [f"{scheme}://{host}" for host in rest.rstrip("/").split(",")]
 
     @model_validator(mode="after")
     def _distinct(self) -> PulsarSettings:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.pulsar import PulsarSettings, hosts_of
 from bridge.settings.secret_file import SecretFile
 from bridge.settings.units import Duration
 from bridge.spark.java_authentication import TOKEN_CLASS, identity_of
@@ -20,7 +19,7 @@ __all__ = ["CONNECTION_OPTIONS", "OptionReader", "connection_options", "pulsar_s
 
 CONNECTION_OPTIONS: Final[Mapping[str, str]] = {
     "service.url": "Pulsar's binary service URL, pulsar:// or pulsar+ssl://; required.",
-    "admin.url": "Pulsar's admin REST URL, http:// or https://; default: port 8080 (with TLS 8443) of the first host of service.url.",
+    "admin.url": "Pulsar's admin REST URL, http:// or https://; default: port 8080 (with TLS 8443) of the hosts of service.url. Several hosts are allowed in both: http://a:8080,b:8080.",
     "pulsar.client.token": "Token for both URLs.",
     "pulsar.client.authPluginClassName": "Java class name of an authentication plug-in, or its short name: AuthenticationToken, AuthenticationTls, AuthenticationDisabled.",
     "pulsar.client.authParams": "Its parameters: token:…, file:///… (the file is read at each use, so a token can rotate), or tlsCertFile:…,tlsKeyFile:…; also as JSON.",
@@ -152,13 +151,11 @@ def _shown(url: str) -> str:
 
 
 def _default_admin(service_url: str) -> str | None:
-    """Return the default admin URL, on the host of the first broker; None without a valid service URL."""
-    parts = urlsplit(service_url)
+    """Return the default admin URL, on the hosts of the service URL; None without a valid one."""
+    scheme, port = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}.get(service_url.partition(":")[0], ("", 0))
     try:
-        host = urlsplit(f"//{parts.netloc.split(',')[0]}").hostname
+        hosts = hosts_of(service_url) if scheme else []
     except ValueError:
         return None
-    if not host or parts.scheme not in ("pulsar", "pulsar+ssl"):
-        return None
-    host = f"[{host}]" if ":" in host else host
-    return f"https://{host}:8443" if parts.scheme == "pulsar+ssl" else f"http://{host}:8080"
+    names = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, _ in hosts]
+    return f"{scheme}://{','.join(names)}" if names else None

@@ -10,6 +10,7 @@ import typer
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 
 if TYPE_CHECKING:
+    from bridge.settings import Settings
     from bridge.settings.local import LocalSettings
 
 __all__ = ["register"]
@@ -21,6 +22,12 @@ DataOption = Annotated[
 MqttServerOption = Annotated[
     str | None,
     typer.Option(help="MQTT broker to start: artemis or mosquitto (if on the PATH).", show_default=False),
+]
+ClusterOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--cluster", help="Start Pulsar as a cluster: 3 brokers, 3 bookies, ZooKeeper, proxy.", show_default=False
+    ),
 ]
 MqttOption = Annotated[
     str | None,
@@ -59,6 +66,7 @@ def up(
     sets: SetOption = None,
     data_dir: DataOption = None,
     mqtt_server: MqttServerOption = None,
+    cluster: ClusterOption = None,
     mqtt: MqttOption = None,
     pulsar: PulsarOption = None,
     admin: AdminOption = None,
@@ -84,6 +92,8 @@ def up(
 
       pulsebridge up --mqtt-server mosquitto
 
+      pulsebridge up --cluster
+
       pulsebridge up --mqtt mqtt://broker.example:1883
     """
     from bridge.settings.units import Duration
@@ -92,6 +102,7 @@ def up(
     flags: dict[str, object] = {
         "local.data_dir": data_dir,
         "local.mqtt_server": mqtt_server,
+        "local.cluster": cluster,
         "local.mqtt_url": mqtt,
         "local.pulsar_url": pulsar,
         "local.admin_url": admin,
@@ -128,6 +139,14 @@ def status(
     config: ConfigOption = None,
     sets: SetOption = None,
     data_dir: DataOption = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Only the way of a publish on this MQTT topic.", show_default=False),
+    ] = None,
+    payload: Annotated[
+        str | None,
+        typer.Option(help="With --trace: publish this, and follow it into Pulsar.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the local servers, the ingest processes of the configured Pulsar, and the push processes.
@@ -142,7 +161,12 @@ def status(
       pulsebridge status
 
       pulsebridge status --json
+
+      pulsebridge status --trace plant/7/press/temperature --payload 21.5
     """
+    if trace is not None:
+        _trace(settings_from(config, sets), trace, payload, as_json=as_json)
+        return
     from rich.console import Console
 
     from bridge.inspect.devices.status import PushStatus, look_at_push
@@ -171,6 +195,26 @@ def status(
         show_sessions(sessions, Console(), reported=found.problem)
         show_push(push, Console(), reported=found.problem)
     if sessions.unserved or not (up or found.alive):
+        raise typer.Exit(1)
+
+
+def _trace(settings: Settings, topic: str, payload: str | None, *, as_json: bool) -> None:
+    from bridge.errors import RefusedError
+    from bridge.inspect.trace import trace
+    from pulsebridge.output.text import json_text, text_of
+    from pulsebridge.topics.explaining import explanation_of
+
+    body = None if payload is None else payload.encode("utf-8", "surrogateescape")
+    found = explanation_of(settings, topic, body)
+    if "partition" not in found:
+        why = found.get("why", found["outcome"])
+        raise RefusedError(f"{topic} has no partition: {why}", remedy="give --payload, or see pulsebridge topics explain")
+    steps = trace(settings, found["pulsar_topic"], found["key"], topic, body)
+    if as_json:
+        typer.echo(json_text([step._asdict() for step in steps], indent=2))
+    else:
+        typer.echo(text_of(f"{step.ms:8.1f} ms  {step.name:<12}  {step.what}" for step in steps))
+    if not steps[-1].ok:
         raise typer.Exit(1)
 
 

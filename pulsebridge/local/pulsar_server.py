@@ -9,7 +9,7 @@ from pathlib import Path
 from pulsebridge.local.jvm_flags import flags
 from pulsebridge.local.sizes import Sizes
 
-__all__ = ["pulsar_command", "pulsar_overrides", "render_properties"]
+__all__ = ["java_command", "pulsar_command", "pulsar_overrides", "render_properties"]
 
 # Packages that bin/pulsar opens to Netty, BookKeeper and RocksDB.
 _OPENS = (
@@ -89,26 +89,22 @@ def pulsar_command(
     sizes: Sizes,
     quick: bool,
 ) -> list[str]:
-    """Return the command line of the standalone.
-
-    It is the command of ``bin/pulsar standalone -nss -nfw``, without the ``java -version`` runs of its shell scripts,
-    which last half a second. ``quick`` disables the second compiler, which uses half of the CPU until Pulsar is ready
-    (see ``jvm_flags``).
-    """
-    command = [
-        str(java / "bin/java"),
-        "-cp",
-        f"{home / 'conf'}:{home / 'lib'}/*",
-        *(word for name in _OPENS for word in ("--add-opens", f"{name}=ALL-UNNAMED")),
-        "--enable-native-access=ALL-UNNAMED",
-        f"-Xms{sizes.pulsar_heap // 2}m",
-        f"-Xmx{sizes.pulsar_heap}m",
-        f"-XX:MaxDirectMemorySize={sizes.pulsar_direct}m",
-        "-XX:+PerfDisableSharedMem",
-        "-XX:-UsePerfData",
-        "-XX:+ExitOnOutOfMemoryError",
-        *flags(quick=quick),
+    """Return the command line of the standalone: ``bin/pulsar standalone -nss -nfw``."""
+    return [
+        *java_command(java=java, home=home, logs=logs, heap=sizes.pulsar_heap, direct=sizes.pulsar_direct, quick=quick),
+        f"-Dpulsar.config.file={config}",
+        "org.apache.pulsar.PulsarStandaloneStarter",
+        *("-nss", "-nfw", "--config", str(config), "--bookkeeper-port", str(bookie_port)),
+        *("--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")),
     ]
+
+
+def java_command(*, java: Path, home: Path, logs: Path, heap: int, direct: int, quick: bool) -> list[str]:
+    """Return the start of a command line, before the main class of a server; ``heap`` and ``direct`` are MiB.
+
+    It is that of ``bin/pulsar`` without the ``java -version`` runs of its shell scripts, which last half a second.
+    ``quick`` disables the second compiler, which uses half of the CPU until Pulsar is ready (see ``jvm_flags``).
+    """
     properties = {
         "log4j.shutdownHookEnabled": "false",
         "log4j2.is.webapp": "false",
@@ -123,13 +119,21 @@ def pulsar_command(
         "pulsar.log.appender": "Console",
         "pulsar.log.level": "info",
         "pulsar.log.root.level": "info",
-        "pulsar.config.file": str(config),
         "bookkeeper.metadata.bookie.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
         "bookkeeper.metadata.client.drivers": "org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
     }
-    command += [f"-D{name}={value}" for name, value in properties.items()]
-    command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nss", "-nfw"]
-    command += ["--config", str(config)]
-    command += ["--bookkeeper-port", str(bookie_port)]
-    command += ["--metadata-dir", str(data / "metadata"), "--bookkeeper-dir", str(data / "bookkeeper")]
-    return command
+    return [
+        str(java / "bin/java"),
+        "-cp",
+        f"{home / 'conf'}:{home / 'lib'}/*",
+        *(word for name in _OPENS for word in ("--add-opens", f"{name}=ALL-UNNAMED")),
+        "--enable-native-access=ALL-UNNAMED",
+        f"-Xms{heap // 2}m",
+        f"-Xmx{heap}m",
+        f"-XX:MaxDirectMemorySize={direct}m",
+        "-XX:+PerfDisableSharedMem",
+        "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError",
+        *flags(quick=quick),
+        *(f"-D{name}={value}" for name, value in properties.items()),
+    ]

@@ -1,6 +1,7 @@
-"""The local stack: Pulsar standalone and an MQTT broker as child processes, for users, tests and notebooks.
+"""The local stack: Pulsar and an MQTT broker as child processes, for users, tests and notebooks.
 
-``LocalStack`` decides ports, folders and the start order. ``pulsar_server`` and ``mqtt_servers`` configure the servers.
+``LocalStack`` decides ports, folders and the start order. Pulsar is a standalone, or a cluster of eight processes
+(``cluster``) if ``local.cluster`` is set. ``pulsar_server`` and ``mqtt_servers`` configure the servers.
 ``processes`` and ``guardian`` stop them with this process, ``readiness`` checks their readiness, and ``distributions``
 provides their files.
 """
@@ -26,6 +27,7 @@ from bridge.user_folders import default_cache_dir
 from pulsebridge.downloads import distributions
 from pulsebridge.downloads.download import Progress
 from pulsebridge.downloads.preflight import Java, check_disk, check_java, find_java, find_mosquitto, total_memory
+from pulsebridge.local.cluster import LocalCluster
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface, refuse_used
 from pulsebridge.local.processes import Server, last_lines
@@ -75,6 +77,8 @@ class LocalStack:
         self._homes: dict[str, Path] = {}
         self._sizes: Sizes = sizes_for(total_memory(), self.settings.mqtt_heap // 1024**2)
         self._bookie_port = 0
+        self.cluster: LocalCluster | None = None
+        """The Pulsar cluster, once it is started; None with a standalone."""
         self._abandon = threading.Event()
         self.mqtt_host = "127.0.0.1"
         self.mqtt_port = 0
@@ -100,11 +104,15 @@ class LocalStack:
     @property
     def pulsar_url(self) -> str:
         """Pulsar's binary service URL."""
+        if self.cluster is not None:
+            return self.cluster.service_url
         return self.settings.pulsar_url or f"pulsar://127.0.0.1:{self.pulsar_port}"
 
     @property
     def admin_url(self) -> str:
         """Pulsar's admin REST URL."""
+        if self.cluster is not None:
+            return self.cluster.admin_url
         return self.settings.admin_url or f"http://127.0.0.1:{self.admin_port}"
 
     @property
@@ -117,12 +125,12 @@ class LocalStack:
     @property
     def pids(self) -> dict[str, int]:
         """The pids of the running servers, by name."""
-        return {name: server.pid for name, server in self._servers.items() if server.alive()}
+        return {name: server.pid for name, server in self.servers.items() if server.alive()}
 
     @property
     def servers(self) -> dict[str, Server]:
         """The server processes, by name."""
-        return dict(self._servers)
+        return dict(self._servers) | ({} if self.cluster is None else self.cluster.servers)
 
     @property
     def homes(self) -> dict[str, Path]:
@@ -146,7 +154,7 @@ class LocalStack:
         Raises TerminalError for no Java, a full disk, a used port or a missing download. Raises TransientError if a
         download or a server failed, with the last lines of its log. After an error no server runs.
         """
-        if self._servers:
+        if self.servers:
             return
         self._abandon.clear()
         try:
@@ -169,6 +177,9 @@ class LocalStack:
                 server.ask()
         for server in servers:
             server.stop()
+        if self.cluster is not None:
+            self.cluster.stop(discard=self._temporary is not None)
+            self.cluster = None
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = self._data = None
@@ -277,9 +288,12 @@ class LocalStack:
     def _launch(self, name: str) -> None:
         began = time.monotonic()
         self._report(f"starting {name}")
-        server = self._pulsar() if name == "pulsar" else self._mqtt()
-        self._servers[name] = server
-        self._await_ready(name, server)
+        if name == "pulsar" and self.settings.cluster:
+            self._start_cluster()
+        else:
+            server = self._pulsar() if name == "pulsar" else self._mqtt()
+            self._servers[name] = server
+            self._await_ready(name, server)
         self.stages[name] = time.monotonic() - began
 
     def _environment(self) -> dict[str, str]:
@@ -289,6 +303,19 @@ class LocalStack:
         if self._java is not None:
             environment["JAVA_HOME"] = str(self._java.home)
         return environment
+
+    def _start_cluster(self) -> None:
+        assert self._java is not None
+        self.cluster = LocalCluster(
+            self.data_dir / "cluster",
+            java=self._java.home,
+            home=self._homes["pulsar"],
+            sizes=self._sizes,
+            environment=self._environment(),
+            settings=self.settings,
+            report=self._report,
+        )
+        self.cluster.start(self._abandon.is_set)
 
     def _pulsar(self) -> Server:
         assert self._java is not None

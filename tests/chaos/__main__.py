@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--hostile", action="store_true", help="hostile devices, and no kills")
     parser.add_argument("--mqtt", choices=("artemis", "mosquitto"), default="artemis", help="of --hostile: the broker")
     parser.add_argument("--push", action="store_true", help="kill push instead of ingest")
+    parser.add_argument("--cluster", action="store_true", help="Pulsar is a cluster, whose parts die, hang and move")
     parser.add_argument("--victim", choices=VICTIMS, help="of push: at named points kill this one alone")
     parser.add_argument("--old", type=float, default=0.0, help="of push: share of devices with MQTT 3.1.1")
     parser.add_argument("--away", type=float, default=20.0, help="of push: how long devices are away, in s")
@@ -49,6 +50,8 @@ def main() -> int:
         signal.signal(number, _end)
     seed = random.randrange(2**32) if args.seed is None else args.seed
     mode = f"--hostile --mqtt {args.mqtt} " if args.hostile else "--push " if args.push else ""
+    mode += "--cluster " if args.cluster else ""
+    args.no_points = args.no_points or args.cluster  # at a named point the standalone is killed
     _say(f"seed {seed}: repeat with ARGS='{mode}--seed {seed}'")
     if args.hostile:
         return _hostile(args, seed)
@@ -87,7 +90,11 @@ def _push(args: argparse.Namespace, seed: int) -> int:
     devices = args.devices or 1000
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout="5m", mqtt_heap=f"{_HEAP_FOR_OLD_MB if args.old else 0}MiB")) as stack,
+        LocalStack(
+            LocalSettings(
+                start_timeout="5m", mqtt_heap=f"{_HEAP_FOR_OLD_MB if args.old else 0}MiB", cluster=args.cluster
+            )
+        ) as stack,
         push_world(
             stack,
             folder,
@@ -115,7 +122,7 @@ def _push(args: argparse.Namespace, seed: int) -> int:
 def _ingest(args: argparse.Namespace, seed: int) -> int:
     with (
         own_folder("chaos") as folder,
-        LocalStack(LocalSettings(start_timeout="5m")) as stack,
+        LocalStack(LocalSettings(start_timeout="5m", cluster=args.cluster)) as stack,
     ):
         failed = 0
         if not args.no_points:

@@ -31,6 +31,7 @@ from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill
 from tests.chaos.push_account import TimedReceipt, Verdict, verdict_of
+from tests.support.cluster import disturb
 from tests.support.device_fleet import FleetSpec, command_topic, device_name, status_topic
 from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.merging import merged
@@ -293,6 +294,8 @@ class PushWorld:
             one.process.send_signal(signal.SIGSTOP)
             threading.Event().wait(chance.uniform(2, still_s))  # how long it is stopped: this waits for no condition
             one.process.send_signal(signal.SIGCONT)
+        elif victim == "pulsar" and self.stack.cluster is not None:
+            disturb(self.stack.cluster, self.pulsar, self.pulsar.system_topic(COMMANDS_TOPIC), chance)
         else:
             self.stack.kill(victim)
             self.stack.restart(victim)
@@ -366,7 +369,8 @@ class PushWorld:
         chance.shuffle(plan)
         while (left := end - time.monotonic()) > 0:
             pause.wait(min(left, chance.uniform(1, 8)))  # how long they live: nothing is waited for
-            victim = plan.pop() if plan else chance.choices((*VICTIMS, "frozen"), (4, 2, 1, 2))[0]
+            weights = (4, 2, 1, 2) if self.stack.cluster is None else (2, 1, 5, 1)
+            victim = plan.pop() if plan else chance.choices((*VICTIMS, "frozen"), weights)[0]
             say(f"{left:5.0f} s left: {victim}; {self.writer.stored} written")
             self.kill(victim, chance)  # type: ignore[arg-type]
 
@@ -405,6 +409,24 @@ class PushWorld:
                 return found
         self.drain()
         return self._verdict(fleet)
+
+    def longest_way(self, fleet: DeviceProcesses, since: float, until: float) -> float:
+        """Return the longest time, in s, from Pulsar to the device, of the commands that were stored from ``since`` to
+        ``until`` (in s since the epoch).
+        """
+        arrived: dict[tuple[int, int], float] = {}
+        for event in fleet.events():
+            if event.kind == "R":
+                arrived.setdefault((event.device, int(event.number)), event.at / 1e6)
+        return max(
+            (
+                arrived.get((device, number), until) - at
+                for device, times in self.writer.acknowledged.items()
+                for number, at in enumerate(list(times))
+                if since <= at < until
+            ),
+            default=0.0,
+        )
 
     def _verdict(self, fleet: DeviceProcesses) -> Verdict:
         return verdict_of(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)

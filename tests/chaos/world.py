@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pulsar
 import yaml
 
-from bridge.settings import LogSettings
+from bridge.settings import LogSettings, MetricsSettings, PulsarSettings
 from bridge.settings.ingest import TopicRule
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill, paging_lines, tell_missing
+from tests.support.cluster import disturb
 from tests.support.fleet import Fleet
 from tests.support.ingest import ingest_settings
 from tests.support.ledger import Ledger, read_ledger
@@ -49,11 +50,13 @@ class World:
         protocol: str = "3.1.1",
         rules: Callable[[str], tuple[TopicRule, ...]] = lambda root: (),
         resume_topic: Callable[[str], str | None] = lambda root: None,
+        metrics_port: int = 0,
+        pulsar_settings: PulsarSettings | None = None,
     ) -> None:
         """``rules`` come before the one for the fleet; like ``resume_topic`` they are made for the level above all topics."""
         self.stack = stack
         self.proxy = proxy
-        self.pulsar = provisioned(stack)
+        self.pulsar = pulsar_settings or provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
         self.times: list[Kill] = []
         mqtt = mqtt_settings(stack, protocol=protocol, port=proxy.port, keep_alive="5s", reconnect_max="500ms")
@@ -66,7 +69,8 @@ class World:
             limits={"in_flight": 500},
             resume_topic=resume_topic(self.root),
         )
-        self.settings = made.model_copy(update={"log": LogSettings(format="json")})
+        own = {"log": LogSettings(format="json"), "metrics": MetricsSettings(port=metrics_port)}
+        self.settings = made.model_copy(update=own)
         self.log = folder / "ingest.log"
         self._config = folder / "ingest.yaml"
         self._config.write_text(
@@ -125,17 +129,22 @@ class World:
 
     # --- kills ---
 
-    def kill(self, victim: Victim) -> None:
-        """Kill one of the three with -9 and start it again."""
+    def kill(self, victim: Victim, chance: random.Random | None = None) -> str:
+        """Kill one of the three with -9 and start it again; of a cluster, disturb one part. Returns what it was."""
         self.kills[victim] += 1
-        at = time.time()
+        at, what = time.time(), str(victim)
         if victim == "worker":
             self.kill_worker()
             self.start()
+        elif victim == "pulsar" and self.stack.cluster is not None:
+            what = disturb(
+                self.stack.cluster, self.pulsar, self.pulsar.readings_topic(TOPIC), chance or random.Random()
+            )
         else:
             self.stack.kill(victim)
             self.stack.restart(victim)
-        self.times.append(Kill(victim, at, time.time()))
+        self.times.append(Kill(what, at, time.time()))
+        return what
 
     def kill_at(self, point: str, passage: int, victim: Victim) -> None:
         """Start a worker that kills at a named point, wait until it has, and start again who was killed."""
@@ -172,9 +181,9 @@ class World:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             pause.wait(min(left, chance.uniform(1, 8)))  # how long they live: nothing is waited for
-            victim = chance.choices(VICTIMS, (3, 1, 1))[0]
-            say(f"{left:5.0f} s left: kill {victim}")
-            self.kill(victim)
+            weights = (3, 1, 1) if self.stack.cluster is None else (1, 1, 3)
+            victim = chance.choices(VICTIMS, weights)[0]
+            say(f"{left:5.0f} s left: {self.kill(victim, chance)} was killed")
 
     # --- the account ---
 
@@ -239,10 +248,10 @@ class World:
 
 
 @contextmanager
-def world(stack: LocalStack, folder: Path) -> Iterator[World]:
+def world(stack: LocalStack, folder: Path, **more: Any) -> Iterator[World]:
     """A world whose worker is killed at the end if it still runs."""
     with TcpProxy(stack.mqtt_host, stack.mqtt_port) as proxy:
-        made = World(stack, folder, proxy)
+        made = World(stack, folder, proxy, **more)
         try:
             yield made
         finally:

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["ByFile", "next_of", "unit_of"]
 
-TOGETHER: Final = ("tests/integration/security",)
+TOGETHER: Final = ("tests/integration/security", "tests/integration/cluster")
 """Folders whose files go to one process: they share servers of their own."""
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
+from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
 from bridge.errors import DeniedError, FencedError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import addresses, credentials, first_answer, open_connection
+from bridge.pulsar.dial import addresses, credentials, open_connection
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire import commands
 from bridge.pulsar.wire.commands import Answer, Redirect, WireError
@@ -30,6 +30,10 @@ class Link(Protocol):
     """A connection to a broker: ``BrokerConnection``, or the one of Spark's source."""
 
     def __init__(self, accepted: Accepted) -> None: ...
+
+    @property
+    def accepted(self) -> Accepted:
+        """The socket and what the broker answered."""
 
     @property
     def ended(self) -> WireError | None:
@@ -54,7 +58,11 @@ class Brokers(Generic[L]):
     Every call blocks until Pulsar answers, up to ``pulsar.operation_timeout``. Any thread may call.
     """
 
-    def __init__(self, settings: PulsarSettings, kind: type[L]) -> None:
+    def __init__(
+        self, settings: PulsarSettings, kind: type[L], *, seen: Callable[[str, str], None] = lambda name, what: None
+    ) -> None:
+        """``seen`` is called with each step to a broker: ``connect`` or ``lookup``, and what came of it."""
+        self._seen = seen
         self._settings = settings
         self._kind = kind
         self._lock = threading.Lock()
@@ -62,10 +70,30 @@ class Brokers(Generic[L]):
         self._dialling: dict[tuple[str, int, str], threading.Lock] = {}
         self._authenticated = False
         self._closed = False
+        self._answered: tuple[str, int] | None = None
 
     def owner(self, partition: str, operation: str, until: float) -> L:
-        """Return a connection to the broker that serves the partition."""
-        connection = first_answer(self._settings, self._connection)
+        """Return a connection to the broker that serves the partition.
+
+        Each named host is asked, the one that answered last first. Only the last may take all the time until ``until``.
+        """
+        hosts = sorted(addresses(self._settings.service_url), key=lambda place: place != self._answered)
+        for left, place in zip(reversed(range(len(hosts))), hosts, strict=True):
+            limit = until if not left else min(until, time.monotonic() + self._settings.connection_timeout)
+            try:
+                found = self._owner(place, partition, operation, limit)
+            except TransientError as e:
+                if not left:
+                    raise
+                log.debug("the next host of pulsar.service_url is asked", why=e.what)
+                self._seen("connect", e.what)
+            else:
+                self._answered = place
+                return found
+        raise AssertionError("the last host returns or raises")
+
+    def _owner(self, named: tuple[str, int], partition: str, operation: str, until: float) -> L:
+        connection = self._connection(*named)
         authoritative = False
         for _ in range(_REDIRECTS):
             request = connection.number()
@@ -79,15 +107,15 @@ class Brokers(Generic[L]):
             else:
                 found = commands.redirect_of(answer, tls=self._settings.service_url.startswith("pulsar+ssl:"))
             if isinstance(found, WireError):
-                error = as_our_error(found, operation)
+                error = as_our_error(found, f"{operation}, lookup at {connection.accepted.name}")
                 # A busy topic is an answer to a producer or a consumer; as the answer to a lookup it has no meaning.
                 raise TransientError(error.what) if isinstance(error, FencedError) else error
-            ((host, port),) = addresses(found.url)
-            if found.proxied and (host, port) not in addresses(self._settings.service_url):
-                proxied = partial(self._connection, proxy_to=f"{host}:{port}")
-                connection = first_answer(self._settings, proxied)
+            self._seen("lookup", f"{connection.accepted.name} answers: {_shown(found)}")
+            (place,) = addresses(found.url)
+            if found.proxied and place not in addresses(self._settings.service_url):
+                connection = self._connection(*named, proxy_to=f"{place[0]}:{place[1]}")
             else:
-                connection = self._connection(host, port)
+                connection = self._connection(*place)
             if found.final:
                 return connection
             authoritative = found.authoritative
@@ -116,6 +144,7 @@ class Brokers(Generic[L]):
         self._authenticated = True
         name = f"{host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
         log.debug("connected to Pulsar", broker=name, version=connected.text(1))
+        self._seen("connect", f"Pulsar {name}, {connected.text(1)}")
         return self._kind(
             Accepted(
                 sock,
@@ -173,6 +202,11 @@ class WireClient:
     def close(self) -> None:
         """Close every connection. Messages without a receipt fail."""
         self._brokers.close()
+
+
+def _shown(found: Redirect) -> str:
+    how = "the owner is" if found.final else "ask"
+    return f"{how} {found.url}" + (", through this proxy" if found.proxied else "")
 
 
 def _left(until: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
 from collections import Counter
@@ -19,6 +20,7 @@ from bridge.intake.provisioning import verify_policies
 from bridge.pulsar import admin as pulsar_admin
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings.pulsar import PulsarSettings
+from pulsebridge.local.ports import free_ports
 from tests.support.certificates import Authority, Pem
 
 NOT_NOW = "Unable to find position for position specified: unable to persist readPosition for cursor reset 756:87"
@@ -208,3 +210,68 @@ def test_h54_a_pulsar_that_has_just_started_names_its_cluster_before_a_tenant_is
         monkeypatch.setattr(pulsar_admin, "_VISIBLE_S", 0.2)
         with pytest.raises(TransientError, match="not finished its start"):
             admin.clusters()
+
+
+# --- several hosts (H53) ---
+
+
+class _Live(_Handler):
+    def do_GET(self) -> None:
+        self.answer(200, b'"live"')
+
+    def do_PUT(self) -> None:
+        self.answer(200, b'"done"')
+
+
+@contextmanager
+def hosts(*urls: str, **more: object) -> Iterator[PulsarAdmin]:
+    names = ",".join(url.removeprefix("http://") for url in urls)
+    with PulsarAdmin(PulsarSettings(admin_url=f"http://{names}"), **more) as admin:  # type: ignore[arg-type]
+        yield admin
+
+
+def test_a_request_goes_to_the_next_host_where_one_is_down() -> None:
+    (closed,) = free_ports(1)
+    with server_of(_Live) as live:
+        for method in ("GET", "PUT"):
+            with hosts(f"http://127.0.0.1:{closed}", live) as admin:
+                assert admin.request(method, "/a") in ("live", "done")
+        with hosts(f"http://127.0.0.1:{closed}") as admin, pytest.raises(UnreachableError, match=f"{closed} cannot"):
+            admin.request("GET", "/a")
+
+
+def test_a_host_that_hangs_may_have_done_what_is_no_get_and_is_waited_for_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging, server_of(_Live) as live:
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        with hosts(url, live, timeout_s=0.2) as admin:
+            with pytest.raises(UnreachableError, match=f"{url} cannot be reached"):
+                admin.request("PUT", "/a")
+            assert admin.request("PUT", "/a") == "done"
+            assert admin.request("GET", "/a") == "live"
+        with hosts(url, live, timeout_s=30.0) as another:
+            assert another.request("GET", "/a") == "live"
+
+
+def test_a_get_goes_to_the_next_host_where_one_hangs_or_fails() -> None:
+    class Failing(_Handler):
+        def do_GET(self) -> None:
+            self.answer(503)
+
+    with socket.create_server(("127.0.0.1", 0)) as hanging, server_of(Failing) as failing, server_of(_Live) as live:
+        with hosts(f"http://127.0.0.1:{hanging.getsockname()[1]}", failing, live, timeout_s=0.2) as admin:
+            assert admin.request("GET", "/a") == "live"
+        with hosts(failing) as admin, pytest.raises(TransientError, match=f"{failing} answered 503"):
+            admin.request("GET", "/a")
+
+
+def test_an_owner_that_is_down_is_named_and_not_the_host_that_redirects_to_it() -> None:
+    (closed,) = free_ports(1)
+
+    class Other(_Handler):
+        def do_GET(self) -> None:
+            self.answer(307, location=f"http://127.0.0.1:{closed}{self.path}")
+
+    match = f"127.0.0.1:{closed} cannot be reached"
+    with server_of(Other) as first, server_of(_Live) as second, hosts(first, second) as admin:  # noqa: SIM117
+        with pytest.raises(UnreachableError, match=match):
+            admin.request("GET", "/a")

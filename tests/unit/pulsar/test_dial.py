@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from bridge.errors import ConfigError, DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
 from bridge.pulsar.dial import addresses, credentials_remedy, dial, grant_remedy, whom
+from bridge.pulsar.dial import answering as hosts_that_answer
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.ports import free_ports
 from tests.support.waiting import patient
@@ -43,9 +44,12 @@ def frame(command: bytes) -> bytes:
     return struct.pack("!II", len(command) + 4, len(command)) + command
 
 
+CONNECTED = frame(b"\x08\x03\x1a\x0a\x0a\x08Pulsar x")
+
+
 def test_connected_gives_the_brokers_name() -> None:
     # BaseCommand: type 3 (CONNECTED), connected { server_version: "Pulsar x" }
-    with answering(frame(b"\x08\x03\x1a\x0a\x0a\x08Pulsar x")) as found:
+    with answering(CONNECTED) as found:
         assert dial(found, 5) == "Pulsar x"
 
 
@@ -84,7 +88,7 @@ def test_a_closed_port_is_transient_and_every_address_is_tried() -> None:
     (port,) = free_ports(1)
     with pytest.raises(TransientError, match="cannot be reached"):
         dial(PulsarSettings(service_url=f"pulsar://127.0.0.1:{port}"), 5)
-    with answering(frame(b"\x08\x03\x1a\x0a\x0a\x08Pulsar x")) as found:
+    with answering(CONNECTED) as found:
         both = found.service_url.replace("://", f"://127.0.0.1:{port},")
         assert dial(PulsarSettings(service_url=both), 5) == "Pulsar x"
 
@@ -92,9 +96,27 @@ def test_a_closed_port_is_transient_and_every_address_is_tried() -> None:
 def test_addresses() -> None:
     assert addresses("pulsar://a,b:1") == [("a", 6650), ("b", 1)]
     assert addresses("pulsar+ssl://[::1]") == [("::1", 6651)]
-    for wrong in ("http://a:1", "pulsar://", "a:6650", "pulsar://a:b"):
-        with pytest.raises(ConfigError, match="names no broker"):
+    for wrong in ("pulsar://", "a:6650", "pulsar://a:b", "pulsar://a,,b", "pulsar://a:99999"):
+        with pytest.raises(RefusedError, match="an address of a broker that is none"):
             addresses(wrong)
+
+
+def test_the_hosts_that_answer_are_named_to_pulsars_client() -> None:
+    (closed,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as hanging, answering(CONNECTED) as found:
+        alone = found.service_url.removeprefix("pulsar://")
+        away = f"127.0.0.1:{closed},127.0.0.1:{hanging.getsockname()[1]}"
+        several = PulsarSettings(service_url=f"pulsar://{away},{alone}")
+        assert hosts_that_answer(several) == f"pulsar://{alone}"
+        none = PulsarSettings(service_url=f"pulsar://{away}", connection_timeout="200ms")
+        assert hosts_that_answer(none) == f"pulsar://{away}"
+
+
+def test_a_host_that_refuses_us_answers() -> None:
+    (closed,) = free_ports(1)
+    with answering(frame(b"\x08\x0e\x72\x09\x08\x00\x10\x03\x1a\x03bad")) as found:
+        several = found.service_url.replace("://", f"://127.0.0.1:{closed},")
+        assert hosts_that_answer(PulsarSettings(service_url=several)) == found.service_url
 
 
 def test_role_and_missing_rights_are_named_without_the_token() -> None:

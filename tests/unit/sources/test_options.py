@@ -145,7 +145,7 @@ def test_the_admin_url_has_a_default() -> None:
         given = {"service.url": service, "topic": "t"}
         return parse(given, streaming=False).pulsar.admin_url
 
-    assert admin("pulsar://a.example:6650,b.example:6650") == "http://a.example:8080"
+    assert admin("pulsar://a.example:6650,b.example:6650") == "http://a.example:8080,b.example:8080"
     assert admin("pulsar+ssl://[::1]:6651") == "https://[::1]:8443"
     assert parse(BASE, streaming=False).pulsar.admin_url == "http://h:8080"
 
