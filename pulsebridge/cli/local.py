@@ -208,7 +208,9 @@ def _trace(settings: Settings, topic: str, payload: str | None, *, as_json: bool
     found = explanation_of(settings, topic, body)
     if "partition" not in found:
         why = found.get("why", found["outcome"])
-        raise RefusedError(f"{topic} has no partition: {why}", remedy="give --payload, or see pulsebridge topics explain")
+        raise RefusedError(
+            f"{topic} has no partition: {why}", remedy="give --payload, or see pulsebridge topics explain"
+        )
     steps = trace(settings, found["pulsar_topic"], found["key"], topic, body)
     if as_json:
         typer.echo(json_text([step._asdict() for step in steps], indent=2))
