@@ -67,7 +67,7 @@ class Delivery:
         if device.retry_at_us > now_us or device.cursor_write.pending or not device.queue:
             return False
         head = device.queue[0]
-        if head.state is not CommandState.QUEUED:
+        if head.state is not CommandState.QUEUED or not self._settlement.passes_overflow(device, head):
             return False
         if head.command.expired(now_us):
             self._settlement.settle(device, head, "expired", "")

@@ -17,7 +17,7 @@ from itertools import takewhile
 from struct import Struct
 from typing import Final
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.contract.segments import COPY_WIDTH, GONE, ID_WIDTH, NO_COPY, SEGMENT_IDS, ParkedId, encode_segment
 
 __all__ = ["Parked"]
@@ -82,6 +82,8 @@ class Parked:
     """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
     copies_from: CommandPosition | None = None
     """No copy is before it; None without copies."""
+    overflowed_to: CommandPosition = BEFORE_ALL
+    """The last command that was given up because there were too many, until the cursor is behind it."""
 
     @classmethod
     def loaded(cls, segments: Mapping[str, Sequence[ParkedId]], done: CommandPosition, since_us: int = 0) -> Parked:

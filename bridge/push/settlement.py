@@ -118,7 +118,25 @@ class Settlement:
         tracked.on(CommandEvent.GIVE_UP)
         tracked.given_up = state, reason
         device.given_up.add(tracked.position)
+        if state == "overflowed":  # it is in no queue, so nothing waits until its end is stored
+            device.parked.overflowed_to = max(device.parked.overflowed_to, tracked.position)
         self._outbox.write(DeadLetter(tracked.position, device.name, reason))
+
+    def passes_overflow(self, device: Device, head: TrackedCommand) -> bool:
+        """Have the cursor pass what overflowed before ``head``, the device's next command. Returns whether that is stored.
+
+        A later owner that got an overflowed command again would send it, and take it for the only one that may have
+        been sent before.
+        """
+        to = device.parked.overflowed_to
+        if not device.cursor.position < to < head.position:
+            return True
+        if not device.gives_up_before(head.position):
+            passed = TrackedCommand(to, Command("", device.name, "", b""), CommandState.SETTLED, settled=True)
+            device.cursor.pass_over(to)
+            device.cursor_write.unstored.append(passed)
+            self._devices.mark_dirty(device)
+        return False
 
     def pass_head(self, device: Device) -> None:
         """Move the cursor over the settled head of the queue, but not over a command whose receipt is not stored."""
