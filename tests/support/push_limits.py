@@ -1,4 +1,4 @@
-"""The limits of a partition in one flat class, as the tests vary them and the former core reads them."""
+"""The limits of a partition in one flat class, as the tests vary them."""
 
 from __future__ import annotations
 
