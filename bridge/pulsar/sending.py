@@ -14,7 +14,7 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 
-__all__ = ["PartitionWriters", "Receipts", "close_quietly"]
+__all__ = ["PartitionWriters", "Receipts", "close_quietly", "owners_producer"]
 
 log = structlog.get_logger("pulsar")
 
@@ -125,6 +125,17 @@ class PartitionWriters:
         """Close all of them, after their receipts."""
         for producer in self._producers.values():
             close_quietly(producer)
+
+
+def owners_producer(client: PulsarClient, topic: str, *, fence: bool) -> Producer:
+    """Return the exclusive producer of a partition, which makes this process its owner (H23).
+
+    Raises FencedError if another process has it. ``fence`` takes it from that one first: only if that process is silent.
+    """
+    if fence:
+        # It is not kept: whenever a producer in this mode reconnects, it interrupts its successor.
+        close_quietly(client.producer(topic, exclusive=True, fencing=True))
+    return client.producer(topic, exclusive=True, max_pending=60_000)
 
 
 def close_quietly(one: Any) -> None:

@@ -15,6 +15,7 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.messages import leave_out_foreign, read_records
+from bridge.pulsar.sending import owners_producer
 from bridge.push.cursor import OWNER_KEY, TERM_KEY, Cursor, OwnerRecord, ids_device, ids_key, read_term, term_record
 from bridge.push.device_protocol import new_secret
 from bridge.push.partition import Partition
@@ -236,9 +237,9 @@ class CursorLog:
         self.last_stored: MessageId | None = None
         """The id of the last record that Pulsar has stored for us."""
 
-    def own(self) -> None:
-        """Wait for the exclusive producer of the partition (H23). Raises TransientError after some seconds: try again."""
-        self._producer = self._client.producer(self.topic, exclusive=True, max_pending=60_000)
+    def own(self, *, fence: bool = False) -> None:
+        """Get the exclusive producer of the partition, as ``owners_producer``. Raises FencedError or TransientError."""
+        self._producer = owners_producer(self._client, self.topic, fence=fence)
 
     @property
     def unanswered(self) -> int:
