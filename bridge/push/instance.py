@@ -1,6 +1,6 @@
 """This process among the push processes: it advertises itself, follows the others, and says which partitions to own.
 
-Its record on the instances topic says what it would own and what it has (``sharing.Beat``), about once a second. All
+Its record on the instances topic says what it would own and what it has (``sharing.Beat``), more than once a second. All
 processes read the same records in the same order, so they come to the same result. Records are timed by their arrival here:
 no clock of another host counts, except for those that were stored before this process came.
 """
@@ -36,11 +36,15 @@ __all__ = ["PushInstance", "Share"]
 
 log = structlog.get_logger("push")
 
-_BEAT_S: Final = 0.75
+_BEAT_S: Final = 0.6
+_PROMISED_S: Final = 2.5
+"""The interval that the record names: readers with another clock are to be patient."""
 _LOOK_MS: Final = 200
 _REOPEN_S: Final = 30.0
 """Without any record for so long, not even our own, the reader is opened again: the topic may be another one."""
 _AGAIN_S: Final = 1.0
+_REST_S: Final = (30.0, 3600.0)
+"""For so long it takes nothing over after a takeover that hung, doubled each time."""
 _TIMEOUT_S: Final = 5.0
 
 
@@ -51,8 +55,12 @@ class Share(Protocol):
     def has(self) -> bool:
         """Whether this process has its exclusive producer."""
 
-    def may(self, now: float) -> bool:
-        """Whether this process can own it; ``now`` in seconds of the monotonic clock."""
+    @property
+    def owns(self) -> bool:
+        """Whether this process is the owner, after a takeover."""
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether its takeover takes too long, because of the MQTT broker; ``now`` in seconds of the monotonic clock."""
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own it, and if ``fence`` take it from a process that is silent; or hand it over to another process."""
@@ -72,8 +80,7 @@ class PushInstance:
         self._metrics = metrics
         self._client = PulsarClient(pulsar)
         self._admin = PulsarAdmin(pulsar, timeout_s=_TIMEOUT_S)
-        self._topic = pulsar.system_topic(INSTANCES_TOPIC)
-        self._partition = partition_name(self._topic, 0)
+        self._partition = partition_name(pulsar.system_topic(INSTANCES_TOPIC), 0)
         self._start = InstanceRecord(
             instance=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
             host=socket.gethostname(),
@@ -81,13 +88,15 @@ class PushInstance:
             state="running",
             started_ms=time.time_ns() // 1_000_000,
             written_ms=0,
-            interval_s=_BEAT_S,
+            interval_s=_PROMISED_S,
             protocols={},
             topics=[],
             topics_count=0,
         )
         self._peers = Peers(self._start.instance)
         self._leaving = False
+        self._rests_until = 0.0
+        self._rest_s = _REST_S[0]
         self._ended = threading.Event()
         self._advertised = Beat(frozenset(), frozenset())
         self._assigned: list[int] | None = None
@@ -116,8 +125,8 @@ class PushInstance:
             log.debug("closing the connection to Pulsar", why=e.what)
 
     def _beat(self) -> Beat:
-        now, shares = time.monotonic(), self._shares.items()
-        may = frozenset(number for number, share in shares if not self._leaving and share.may(now))
+        fit, shares = time.monotonic() >= self._rests_until, self._shares.items()
+        may = frozenset(number for number, share in shares if not self._leaving and (fit or share.owns))
         return Beat(may, frozenset(number for number, share in shares if share.has))
 
     def _record(self) -> InstanceRecord:
@@ -144,10 +153,11 @@ class PushInstance:
             self._ended.wait(_AGAIN_S)
 
     def _follow(self) -> None:
-        if not self._client.partitioned(self._topic):
+        topic = self._client.settings.system_topic(INSTANCES_TOPIC)
+        if not self._client.partitioned(topic):
             log.info(
                 "this push process shares no partitions, it waits for all that have no owner: run `pulsebridge provision`",
-                missing=self._topic,
+                missing=topic,
                 shown=1,
             )
             return
@@ -190,7 +200,9 @@ class PushInstance:
     def _plan(self) -> None:
         if self._leaving:
             return
-        now, beat = time.monotonic(), self._beat()
+        now = time.monotonic()
+        self._rest(now)
+        beat = self._beat()
         if beat != self._advertised:
             self._advertiser.renew()
         plan = self._peers.plan(beat, now)
@@ -201,6 +213,19 @@ class PushInstance:
         if plan is not None and assigned != self._assigned:
             self._assigned = assigned
             log.info("the push processes share the partitions", processes=count, assigned=assigned)
+
+    def _rest(self, now: float) -> None:
+        """Leave all but what is owned to others for a while if the MQTT broker does not accept this process."""
+        if now >= self._rests_until and any(share.is_stuck(now) for share in self._shares.values()):
+            self._rests_until = now + self._rest_s
+            self._rest_s = min(2 * self._rest_s, _REST_S[1])
+            log.warning(
+                "this push process cannot take partitions over, and leaves them to others if there are any. Action: see "
+                "that it reaches the MQTT broker",
+                shown=1,
+            )
+        elif now >= self._rests_until + 2 * self._rest_s:
+            self._rest_s = _REST_S[0]
 
     def _tell(self, plan: Mapping[int, str] | None, now: float) -> None:
         me = self._start.instance

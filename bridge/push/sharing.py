@@ -27,7 +27,7 @@ PUSH_PROTOCOL: Final = "push"
 """The protocol under which a push process advertises its ``Beat``."""
 GROUPS: Final = -1
 """Stands beside the numbers of the partitions for giving group commands to their members."""
-GONE_S: Final = 2.2
+GONE_S: Final = 1.8
 STEADY_S: Final = 3.0
 """More than ``GONE_S``: what the last record of a dead process says never moves a partition."""
 BLIND_S: Final = 4.0
@@ -41,7 +41,7 @@ class Beat:
     """What a push process advertises: numbers of partitions, and ``GROUPS``."""
 
     may: frozenset[int]
-    """What it would own: none while it stops, and without those that it failed to take over."""
+    """What it would own: none while it stops, only what it owns after a takeover that hung."""
     has: frozenset[int]
     """What it has the exclusive producer of."""
 
@@ -110,8 +110,10 @@ class Peers:
 
     def is_silent(self, number: int, now: float) -> bool:
         """Whether the process that has a partition, as far as is known, has been silent for long: it may be fenced."""
-        holder = self._holders(self._peers).get(number)
-        return holder is not None and now - self._peers[holder].last > FENCE_S
+        holder, me = self._holders(self._peers).get(number), self._peers.get(self._me)
+        if holder is None or me is None:
+            return False
+        return now - max(self._peers[holder].last, me.since) > FENCE_S  # else Pulsar was silent, not the process
 
     def _holders(self, names: Iterable[str]) -> dict[int, str]:
         """Return which of these processes has each partition: the one that reported it last."""

@@ -29,8 +29,6 @@ __all__ = ["PartitionSupervisor", "Session"]
 log = structlog.get_logger("push")
 
 _STUCK_S: Final = 10.0
-_REST_S: Final = (30.0, 3600.0)
-"""After a failed takeover other processes are to try for so long, doubled each time."""
 _LOOK_S: Final = 0.5
 
 
@@ -77,8 +75,6 @@ class Session:
         """Whether it has the exclusive producer."""
         self.owns = False
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
-        self.gave_up = False
-        """Whether it ended while it was stuck."""
         self._stuck_at = math.inf  # unless the MQTT broker accepts it before
 
     def is_stuck(self, now: float) -> bool:
@@ -102,7 +98,6 @@ class Session:
                 owner.run(self._stopping)
         finally:
             self._metrics.owner(False)
-            self.gave_up = self.is_stuck(time.monotonic())
             self._connection.close()
             self.has = False
 
@@ -154,8 +149,6 @@ class PartitionSupervisor:
         self._wanted = threading.Event()
         self._wanted.set()
         self._fence = False
-        self._failures = 0
-        self._rests_until = 0.0
         self._session: Session | None = None
         self._had_state = False  # the last session
         self._ending = threading.Event()  # of the present session
@@ -181,12 +174,16 @@ class PartitionSupervisor:
         session = self._session
         return session is not None and session.has
 
-    def may(self, now: float) -> bool:
-        """Whether this process can own the partition: not for a while after it failed to take it over."""
+    @property
+    def owns(self) -> bool:
+        """Whether this process is the owner, after a takeover."""
         session = self._session
-        if session is None:
-            return now >= self._rests_until
-        return session.owns or (now >= self._rests_until and not session.is_stuck(now))
+        return session is not None and session.owns
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the MQTT broker lets no takeover happen; ``now`` in seconds of the monotonic clock."""
+        session = self._session
+        return session is not None and session.is_stuck(now)
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own the partition, and if ``fence`` take it from a process that is silent; or hand it over: push nothing
@@ -226,23 +223,11 @@ class PartitionSupervisor:
         if self._sessions.stopping.is_set() or not self._wanted.is_set():
             return  # since before there was this event
         session = self._session = self._open(ending)
-        failed = False
         try:
             session.run()
-        except Exception as e:
-            failed = not isinstance(e, FencedError)
-            raise
         finally:
             self._session, self._had_state = None, session.owns
             self._sessions.worked = self._sessions.worked or session.owns
-            self._note_end(session, failed=failed)
-
-    def _note_end(self, session: Session, *, failed: bool) -> None:
-        if session.owns:
-            self._failures, self._rests_until = 0, 0.0
-            if not failed and not self._wanted.is_set():
-                self._metrics.all.counters["handed_over"].inc()
-                log.info("partition was handed over to another process", partition=self._partition)
-        elif failed or session.gave_up:
-            self._rests_until = time.monotonic() + min(_REST_S[0] * 2**self._failures, _REST_S[1])
-            self._failures += 1
+        if session.owns and not self._wanted.is_set():
+            self._metrics.all.counters["handed_over"].inc()
+            log.info("partition was handed over to another process", partition=self._partition)

@@ -166,9 +166,14 @@ class GroupOwner:
             self._aged.set()
         return self._owns
 
-    def may(self, _now: float) -> bool:
-        """Whether this process can give group commands to their members: always."""
-        return True
+    @property
+    def owns(self) -> bool:
+        """Whether this process is the owner, as far as sharing is concerned."""
+        return self.has
+
+    def is_stuck(self, _now: float) -> bool:
+        """Whether a takeover cannot happen: it needs Pulsar alone."""
+        return False
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own the roster, and if ``fence`` take it from a process that is silent; or leave it to another process.

@@ -152,6 +152,23 @@ def test_processes_that_cannot_see_each_other_leave_everything_where_it_is(setti
         devices.await_all(list(written))
 
 
+@pytest.mark.thorough
+def test_a_process_that_cannot_reach_the_mqtt_broker_leaves_its_share_to_the_others(
+    settings: Settings, tmp_path: Path
+) -> None:
+    nowhere = ["--set", "mqtt.port=1"]
+    with (
+        Devices(settings) as devices,
+        PushProcess(settings, tmp_path, "first").owns(PARTITIONS) as first,
+        PushProcess(settings, tmp_path, "second", more=nowhere) as second,
+    ):
+        written: list[Command] = []
+        with load(settings, DEVICES, written):
+            first.owns(PARTITIONS + 2)
+            assert shares(settings) == {first.pid: [0, 1, 2, 3], second.pid: []}
+        assert settled(settings, devices, written) == 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_ten_times_a_third_process_joins_and_one_is_killed_under_load(settings: Settings, tmp_path: Path) -> None:

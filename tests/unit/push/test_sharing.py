@@ -157,9 +157,21 @@ def test_what_a_silent_process_had_is_for_the_others_at_once_and_it_is_fenced_la
     world.beats("a", seconds=0.2)
     assert world.mine() == ALL
     assert not world.peers.is_silent(4, world.now)
-    world.beats("a", seconds=FENCE_S - GONE_S)
+    world.beats("a", seconds=FENCE_S - GONE_S + 0.1)
     assert world.peers.is_silent(4, world.now)
     assert not world.peers.is_silent(0, world.now)
+
+
+def test_a_silence_of_pulsar_fences_no_process() -> None:
+    world = World()
+    world.has = {"b": frozenset({4, 5, 6})}
+    world.beats("a", "b", seconds=60)
+    world.now += FENCE_S + 1
+    assert world.mine() is None
+    world.beats("a")  # its record happens to be the first
+    assert not world.peers.is_silent(4, world.now)
+    world.beats("a", "b", seconds=60)
+    assert not world.peers.is_silent(4, world.now)
 
 
 def test_a_clean_end_frees_at_once_what_it_had() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, cast
 
 import pytest
@@ -12,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from bridge.errors import (
     ContractError,
     DeniedError,
-    FencedError,
     PulsebridgeError,
     RefusedError,
     TerminalError,
@@ -32,7 +30,7 @@ class Failing:
 
     errors: list[BaseException]
     made = ended = 0
-    has = owns = gave_up = False
+    has = owns = False
 
     def __init__(self, *args: Any) -> None:
         type(self).made += 1
@@ -107,18 +105,3 @@ def test_a_partition_that_is_for_another_process_is_given_up_and_tried_again_onc
     one.stop()
     one.join()
     assert (sessions.made, failed) == (3, [])
-
-
-@pytest.mark.parametrize(("error", "rests"), [(TransientError("t"), True), (FencedError("f"), False)])
-def test_a_process_that_failed_to_take_a_partition_over_leaves_it_to_others_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, rests: bool
-) -> None:
-    one, failed = owning(monkeypatch, error)
-    sessions = cast(Any, supervisor).Session
-    poll_for(lambda: sessions.made == 2, 30, "a session that lasts")
-    now = time.monotonic()
-    assert one.may(now) is not rests
-    assert one.may(now + 31)
-    one.stop()
-    one.join()
-    assert failed == []
