@@ -67,7 +67,7 @@ class Share(Protocol):
 
 
 class PushInstance:
-    """Advertises this process, and tells each of its ``shares``, by number, whether it is wanted here.
+    """Advertises this process, and advises each of its ``shares``, by number, whether it is wanted here.
 
     While it does not see its own record, or cannot read the others', each share stays where it is, and what no process owns
     is wanted here.
@@ -144,7 +144,7 @@ class PushInstance:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._tell(None, time.monotonic())
+                self._advise(None, time.monotonic())
                 self._follow()
             except PulsebridgeError as e:
                 log.debug("the other push processes are not known", why=e.what)
@@ -179,21 +179,21 @@ class PushInstance:
         for record in read_board(self._client, self._ended.is_set):
             if not _has_ended(record, now_ms):
                 with suppress(ContractError):  # of a later release; the next one is reported
-                    self._heard(record, now - max(0, now_ms - record.written_ms) / 1000)
+                    self._reported(record, now - max(0, now_ms - record.written_ms) / 1000)
 
     def _take(self, message: Message) -> None:
         key, payload = record_key(message, self._partition), message.data()
         try:
             if key and payload:
-                self._heard(InstanceRecord.decode(payload), time.monotonic())
+                self._reported(InstanceRecord.decode(payload), time.monotonic())
             elif key:
-                self._peers.heard(key, None, time.monotonic())
+                self._peers.reported(key, None, time.monotonic())
         except ContractError as e:
             leave_out_foreign(self._partition, message.message_id(), e.what, key or "")
 
-    def _heard(self, record: InstanceRecord, at: float) -> None:
+    def _reported(self, record: InstanceRecord, at: float) -> None:
         if PUSH_PROTOCOL in record.protocols:
-            self._peers.heard(record.instance, Beat.decode(record.protocols[PUSH_PROTOCOL].data), at)
+            self._peers.reported(record.instance, Beat.decode(record.protocols[PUSH_PROTOCOL].data), at)
 
     # --- advising the shares ---
 
@@ -206,7 +206,7 @@ class PushInstance:
         if beat != self._advertised:
             self._advertiser.renew()
         plan = self._peers.plan(beat, now)
-        self._tell(plan, now)
+        self._advise(plan, now)
         count = len(self._peers.live(now))
         self._metrics.gauges["processes"].set(count)
         assigned = [n for n, name in sorted((plan or {}).items()) if name == self._start.instance and n != GROUPS]
@@ -227,7 +227,7 @@ class PushInstance:
         elif now >= self._rests_until + 2 * self._rest_s:
             self._rest_s = _REST_S[0]
 
-    def _tell(self, plan: Mapping[int, str] | None, now: float) -> None:
+    def _advise(self, plan: Mapping[int, str] | None, now: float) -> None:
         me = self._start.instance
         for number, share in self._shares.items():
             if plan is None:

@@ -1,13 +1,13 @@
 """Decides which process each commands partition is for, from what the push processes advertise.
 
 Processes share the partitions by advice alone: Pulsar's exclusive producer decides who owns one. So a wrong or outdated view
-costs a vain try, or a partition that moves once more, and never a command.
+costs a vain try, or a partition that moves in vain, and never a command.
 
 - A process that advertises nothing for ``GONE_S`` is gone. The others divide what it had.
 - A partition moves from a live owner only if another process has two fewer, and only to one that is here for ``STEADY_S``.
   So a process that comes and goes takes nothing from the others.
 - A process that does not see its own record come back is blind: its view is worth nothing. It holds what it owns, and tries
-  to get all that nobody owns.
+  to get all that no process owns.
 - An owner that is frozen, or whose host is lost, keeps its producer until Pulsar notices, in a minute or more. So a successor
   fences it after ``FENCE_S`` of silence.
 """
@@ -77,7 +77,7 @@ class Peers:
         self._peers: dict[str, _Peer] = {}
         self._records = 0
 
-    def heard(self, name: str, beat: Beat | None, now: float) -> None:
+    def reported(self, name: str, beat: Beat | None, now: float) -> None:
         """A record of a process, None for a tombstone: it ended. The records come in the order of the topic.
 
         A process that was frozen still reports what it had. Its successor's report is newer, and counts.

@@ -182,18 +182,7 @@ class PushWorker:
             raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics, self._failed)
-        owners = {
-            number: PartitionSupervisor(
-                self._settings,
-                number,
-                one,
-                self._health.part(f"partition {number}", loop=True),
-                self._failed,
-                payloads,
-                self._trace,
-            )
-            for number, one in metrics.items()
-        }
+        owners = {number: self._supervisor(number, one, payloads) for number, one in metrics.items()}
         groups = GroupOwner(self._settings, self._metrics, self._health.part("groups"), self._failed)
 
         threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
@@ -236,6 +225,10 @@ class PushWorker:
         if self._failure is not None:
             raise self._failure
         log.info("push ended")
+
+    def _supervisor(self, number: int, metrics: PartitionMetrics, payloads: Payloads) -> PartitionSupervisor:
+        part = self._health.part(f"partition {number}", loop=True)
+        return PartitionSupervisor(self._settings, number, metrics, part, self._failed, payloads, self._trace)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error

@@ -122,7 +122,7 @@ class World:
         end = self.now + seconds
         while True:
             for name in alive:
-                self.peers.heard(name, Beat(ALL, self.has.get(name, frozenset())), self.now)
+                self.peers.reported(name, Beat(ALL, self.has.get(name, frozenset())), self.now)
             if self.now >= end:
                 return
             self.now += min(1.0, end - self.now)
@@ -178,7 +178,7 @@ def test_a_clean_end_frees_at_once_what_it_had() -> None:
     world = World()
     world.has["b"] = frozenset({4, 5, 6})
     world.beats("a", "b")
-    world.peers.heard("b", None, world.now)
+    world.peers.reported("b", None, world.now)
     assert world.mine() == ALL
     assert not world.peers.is_silent(4, world.now + 100)
 
@@ -216,14 +216,14 @@ def test_the_report_of_a_process_that_was_frozen_takes_nothing_from_its_successo
 def test_a_process_that_stops_or_failed_to_take_over_keeps_nothing_from_the_others() -> None:
     world = World()
     world.beats("a")
-    world.peers.heard("b", Beat(frozenset(), frozenset({0, 1})), world.now)
-    world.peers.heard("c", Beat(ALL - {2}, frozenset({2})), world.now)
+    world.peers.reported("b", Beat(frozenset(), frozenset({0, 1})), world.now)
+    world.peers.reported("c", Beat(ALL - {2}, frozenset({2})), world.now)
     mine = world.mine()
     assert mine is not None
     assert 2 in mine
     plan = world.peers.plan(Beat(ALL, frozenset()), world.now)
     assert plan is not None
     assert set(plan.values()) == {"a", "c"}
-    nobody = world.peers.plan(Beat(frozenset(), frozenset()), world.now)
-    assert nobody is not None
-    assert 2 not in nobody, "then each of them tries"
+    unassigned = world.peers.plan(Beat(frozenset(), frozenset()), world.now)
+    assert unassigned is not None
+    assert 2 not in unassigned, "then each of them tries"
