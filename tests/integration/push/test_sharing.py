@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -67,15 +68,17 @@ def shared(settings: Settings, processes: Sequence[PushProcess]) -> dict[int, li
 
 def took_over(settings: Settings, victim: PushProcess, others: Sequence[PushProcess], end: Callable[[], None]) -> float:
     """Let ``end`` end a process. Returns after which time the others own each of its partitions, in seconds."""
-    lost = len(shares(settings)[victim.pid])
+    lost = shares(settings)[victim.pid]
 
-    def count() -> int:
-        return sum(one.log.count("partition is ours") for one in others)
+    def times(partition: int) -> int:
+        return sum(len(re.findall(rf"partition is ours .*partition={partition}\b", one.log)) for one in others)
 
-    before = count()
+    before = {partition: times(partition) for partition in lost}
     end()
     began = time.monotonic()
-    poll_for(lambda: count() >= before + lost, TAKE_OVER_S, "its partitions are owned again", every=0.02)
+    for partition in lost:
+        what = f"partition {partition} is owned again"
+        poll_for(lambda partition=partition: times(partition) > before[partition], TAKE_OVER_S, what, every=0.02)  # type: ignore[misc]
     return time.monotonic() - began
 
 
