@@ -1,25 +1,40 @@
-"""State of the ingest processes for ``pulsebridge status``: protocols, listeners and topic owners."""
+"""State of the ingest and push processes for ``pulsebridge status``: protocols, listeners, topic owners and shares."""
 
 from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 import psutil
 
 from bridge.contract import INSTANCES_TOPIC, partition_names
-from bridge.errors import PulsebridgeError
+from bridge.errors import ContractError, PulsebridgeError
 from bridge.protocols.board import read_board
 from bridge.protocols.records import InstanceRecord
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
+from bridge.push.sharing import GROUPS, PUSH_PROTOCOL, Beat
 from bridge.settings import Settings
 
-__all__ = ["Instances", "look_at_instances"]
+__all__ = ["Instances", "PushProcess", "look_at_instances"]
 
 _PATIENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PushProcess:
+    """A push process and its share, as it advertises them."""
+
+    instance: str
+    state: str
+    started_ms: int
+    partitions: list[int]
+    """What it owns, or is taking over."""
+    groups: bool
+    """Whether it gives group commands to their members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +42,16 @@ class Instances:
     """The advertised instances, and the Pulsar broker that owns each partition of their topics."""
 
     records: list[tuple[InstanceRecord, str]] = field(default_factory=list)
-    """Each record with its state: ``starting``, ``running``, ``stopping`` or ``gone``."""
+    """Each record of ingest with its state: ``starting``, ``running``, ``stopping`` or ``gone``."""
     owners: dict[str, dict[str, str]] = field(default_factory=dict)
     """Topic → partition → the owner's service URL, empty if it is not known."""
     problem: str = ""
     """Reason for missing data, empty if the data is complete."""
+    push: list[PushProcess] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
-        """Whether at least one instance runs."""
+        """Whether at least one instance of ingest runs."""
         return any(state != "gone" for _, state in self.records)
 
 
@@ -49,11 +65,13 @@ def look_at_instances(settings: Settings) -> Instances:
             with PulsarClient(pulsar) as client:
                 board = read_board(client)
             now_ms = time.time_ns() // 1_000_000
-            records = [(record, _state(record, now_ms)) for record in board]
+            states = [(record, _state(record, now_ms)) for record in board]
+            records = [(record, state) for record, state in states if PUSH_PROTOCOL not in record.protocols]
+            push = [_push_process(record, state) for record, state in states if PUSH_PROTOCOL in record.protocols]
             owners, problem = _owners(admin, sorted({t for r, state in records if state != "gone" for t in r.topics}))
     except PulsebridgeError as e:
         return Instances(problem=e.what)
-    return Instances(records, owners, problem)
+    return Instances(records, owners, problem, push)
 
 
 def _state(record: InstanceRecord, now_ms: int) -> str:
@@ -61,6 +79,13 @@ def _state(record: InstanceRecord, now_ms: int) -> str:
     if record.gone(now_ms) or (here and not psutil.pid_exists(record.pid)):
         return "gone"
     return record.state
+
+
+def _push_process(record: InstanceRecord, state: str) -> PushProcess:
+    has: frozenset[int] = frozenset()
+    with suppress(ContractError):  # of a later release
+        has = Beat.decode(record.protocols[PUSH_PROTOCOL].data).has
+    return PushProcess(record.instance, state, record.started_ms, sorted(has - {GROUPS}), GROUPS in has)
 
 
 def _owners(admin: PulsarAdmin, topics: list[str]) -> tuple[dict[str, dict[str, str]], str]:

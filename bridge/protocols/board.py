@@ -45,11 +45,15 @@ class Advertiser:
         admin: PulsarAdmin,
         record: Callable[[], InstanceRecord],
         interval_s: float,
+        *,
+        tidies: bool = True,
     ) -> None:
+        """``tidies``: whether it has the topic compacted too. Its next record waits for that."""
         self._client = client
         self._admin = admin
         self._record = record
         self._interval_s = interval_s
+        self._tidies = tidies and admin.settings.provision != "off"
         self._partition = partition_name(admin.settings.system_topic(INSTANCES_TOPIC), 0)
         self._producer: Producer | None = None
         self._receipts = Receipts()  # of the last record
@@ -78,8 +82,7 @@ class Advertiser:
         while not self._stopping.is_set():
             self._now.clear()
             self._try(lambda: self._write(self._record().encode()))
-            asks = self._admin.settings.provision != "off"
-            if asks and time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
+            if self._tidies and time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
                 tidied = time.monotonic()
                 self._try(self._tidy, quietly=True)
             self._now.wait(self._interval_s)
@@ -137,8 +140,8 @@ def tidy(admin: PulsarAdmin) -> None:
     admin.do(compact_step(partition))
 
 
-def read_board(client: PulsarClient) -> list[InstanceRecord]:
-    """Return the record of each instance, by name; none if the topic does not exist. It blocks.
+def read_board(client: PulsarClient, over: Callable[[], bool] = lambda: False) -> list[InstanceRecord]:
+    """Return the record of each instance, by name; none if the topic does not exist. It blocks, until ``over``.
 
     Raises TransientError if Pulsar is unreachable, DeniedError without the right to consume.
     """
@@ -147,7 +150,7 @@ def read_board(client: PulsarClient) -> list[InstanceRecord]:
         return []
     found: dict[str, InstanceRecord] = {}
     partition = partition_name(topic, 0)
-    for message in read_partition(client, partition, compacted=True):
+    for message in read_partition(client, partition, compacted=True, over=over):
         key, payload = record_key(message, partition), message.data()
         if key is None:
             continue

@@ -281,17 +281,20 @@ class PulsarClient:
         max_pending: int = 10_000,
         chunking: bool = False,
         exclusive: bool = False,
+        fencing: bool = False,
         name: str | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> Producer:
         """Make a producer that waits for Pulsar without a limit (send timeout 0).
 
         ``max_pending`` must exceed the number of messages that its caller has in flight. A full queue refuses
-        messages that were sent without a callback, and the caller gets no error (H1 a). ``exclusive`` waits for
-        exclusive access with fencing, the base of ownership (H23). Raises TransientError, RefusedError or
-        FencedError.
+        messages that were sent without a callback, and the caller gets no error (H1 a). ``exclusive`` asks for
+        exclusive access, the base of ownership (H23): FencedError if another producer has it. It does not queue for
+        it, because Pulsar would also grant it to a frozen process. ``fencing`` takes it from the other producer. Raises
+        TransientError, RefusedError or FencedError.
         """
-        access = pulsar.ProducerAccessMode.WaitForExclusive if exclusive else pulsar.ProducerAccessMode.Shared
+        modes = pulsar.ProducerAccessMode
+        access = modes.ExclusiveWithFencing if fencing else modes.Exclusive if exclusive else modes.Shared
         return self._call(
             f"making a producer on {topic}",
             topic,

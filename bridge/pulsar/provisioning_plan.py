@@ -142,7 +142,7 @@ _SYSTEM_TOPICS: Final = {
         TopicNeed(ALERTS_TOPIC, _AS_COMMANDS, why="alerts of the rules"),
         TopicNeed(CURSORS_TOPIC, _AS_COMMANDS, (CURSOR_RETENTION,), True, "the position of each device"),
         TopicNeed(PRESENCE_TOPIC, _AS_COMMANDS, (PRESENCE_RETENTION,), True, "when each device was last seen"),
-        TopicNeed(INSTANCES_TOPIC, 1, (INSTANCES_RETENTION,), True, "which ingest processes run"),
+        TopicNeed(INSTANCES_TOPIC, 1, (INSTANCES_RETENTION,), True, "which ingest and push processes run"),
         TopicNeed(GROUP_MEMBERS_TOPIC, 1, (MEMBERS_RETENTION,), True, "the members of each group"),
         TopicNeed(
             GROUP_ROSTER_TOPIC, 1, (ROSTER_RETENTION,), True, "how far the commands to groups are passed to the members"
@@ -179,7 +179,7 @@ def ingest_needs(
 
 def push_needs(pulsar: PulsarSettings, commands_topic: str | None = None) -> Needs:
     """Return the needs of push and the sink; cursors precede commands, whose subscription comes last."""
-    *others, commands = (topic_need(pulsar, local) for local in _SYSTEM_TOPICS if local != INSTANCES_TOPIC)
+    *others, commands = (topic_need(pulsar, local) for local in _SYSTEM_TOPICS)
     commands = replace(commands, topic=commands_topic or commands.topic)
     return Needs("push", (f"{pulsar.tenant}/{pulsar.system_namespace}",), (*others, commands))
 

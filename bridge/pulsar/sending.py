@@ -15,7 +15,7 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.pulsar.client import OK, MessageId, Producer, PulsarClient, our_errors
 from bridge.pulsar.errors import as_our_error
 
-__all__ = ["Failed", "PartitionWriters", "Receipts", "Stored", "Writes", "close_quietly"]
+__all__ = ["Failed", "PartitionWriters", "Receipts", "Stored", "Writes", "close_quietly", "owners_producer"]
 
 log = structlog.get_logger("pulsar")
 
@@ -171,6 +171,17 @@ class Writes:
         self.unanswered += 1
         with our_errors(f"writing to {topic}"):
             producer.send_async(payload, callback=answered, partition_key=key, properties=properties or {})
+
+
+def owners_producer(client: PulsarClient, topic: str, *, fence: bool) -> Producer:
+    """Return the exclusive producer of a partition, which makes this process its owner (H23).
+
+    Raises FencedError if another process has it. ``fence`` takes it from that one first: only if that process is silent.
+    """
+    if fence:
+        # It is not kept: whenever a producer in this mode reconnects, it interrupts its successor.
+        close_quietly(client.producer(topic, exclusive=True, fencing=True))
+    return client.producer(topic, exclusive=True, max_pending=60_000)
 
 
 def close_quietly(one: Any) -> None:

@@ -50,9 +50,9 @@ class Proof:
 class Ownership:
     """The owner records of one session, and what they prove.
 
-    Pulsar's client does not report that a producer was replaced: the producer waits, and is granted access again when
-    the successor leaves, stale writes included. So at each MQTT connection the owner writes a record of its own, and
-    reads the cursors partition from the last record that was certainly its own up to the new one.
+    Pulsar's client does not report that a producer was replaced before the next write. So at each MQTT connection the
+    owner writes a record of its own, and reads the cursors partition from the last record that was certainly its own up to
+    the new one.
 
     A successor connects to the MQTT broker before it writes, which ends our connection. But a connection that looks
     open may have ended long ago. So the owner pings the broker: whatever the broker answers on this connection it

@@ -16,7 +16,7 @@ from bridge.contract.tagged_positions import new_secret
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, MessageId, Producer, PulsarClient
 from bridge.pulsar.messages import leave_out_foreign, read_records
-from bridge.pulsar.sending import Writes
+from bridge.pulsar.sending import Writes, owners_producer
 from bridge.push.cursor import Cursor
 from bridge.push.partition import Partition
 from bridge.unreadable import leave_out
@@ -181,9 +181,9 @@ class CursorLog:
         self.last_stored: MessageId | None = None
         """The id of the last record that Pulsar has stored for us."""
 
-    def own(self) -> None:
-        """Wait for the exclusive producer of the partition (H23). Raises TransientError after some seconds: try again."""
-        self._producer = self._client.producer(self.topic, exclusive=True, max_pending=60_000)
+    def own(self, *, fence: bool = False) -> None:
+        """Get the exclusive producer of the partition, as ``owners_producer``. Raises FencedError or TransientError."""
+        self._producer = owners_producer(self._client, self.topic, fence=fence)
 
     @property
     def unanswered(self) -> int:

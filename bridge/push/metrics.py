@@ -30,6 +30,7 @@ _COUNTERS: Final[dict[str, tuple[str, ...]]] = {
     "forged_answers": ("Answers whose position has a wrong tag: the sender did not receive the command.",),
     "dead_letters": ("Commands written to the dead letters.",),
     "takeovers": ("Partitions that this process became owner of.",),
+    "handed_over": ("Partitions handed over to another process, to share evenly.",),
     "partitions_lost": ("Partitions given up: fenced, or Pulsar was away.",),
     "resume_requests": ("Requests of devices that hold their own offset.",),
     "receipts": ("Receipts stored, by the command's state.", "state"),
@@ -69,6 +70,7 @@ _GAUGES: Final = {
 }
 _PROCESS_GAUGES: Final = {
     "cache_bytes": "Payloads of group commands that are at hand, in bytes.",
+    "processes": "Push processes that share the partitions, this one included; 0 while the others are not known.",
     "group_open": "Group commands that have not expired, where this process gives them to the members.",
 }
 """Gauges of the whole process, not of a partition."""

@@ -152,7 +152,7 @@ class PartitionLog:
     """
 
     def __init__(self, settings: PulsarSettings, partition: int, post: Callable[[object], None]) -> None:
-        # A lookup that takes longer is tried again; a standby waits in such tries (WaitForExclusive).
+        # A lookup that takes longer is tried again.
         patient = settings.model_copy(update={"operation_timeout": min(settings.operation_timeout, 5.0)})
         self._client = PulsarClient(patient)
         self._post = post

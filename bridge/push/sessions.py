@@ -24,6 +24,8 @@ __all__ = ["Sessions", "wait_for"]
 log = structlog.get_logger("push")
 
 _RETRY_S: Final = (0.2, 5.0)
+_TRY_S: Final = 0.2
+"""Pulsar answers at once that another process is the owner."""
 
 
 class Sessions:
@@ -101,13 +103,18 @@ class Sessions:
             )
 
 
-def wait_for(attempt: Callable[[], object], stopping: threading.Event) -> bool:
-    """Call ``attempt`` until it is not fenced off, and Pulsar is there. Returns False when the process stops before."""
+def wait_for(
+    attempt: Callable[[], object], stopping: threading.Event, wanted: Callable[[], bool] = lambda: True
+) -> bool:
+    """Call ``attempt``, while it is ``wanted``, until it is not fenced off, and Pulsar is there. Returns False when the
+    session stops before.
+    """
     while not stopping.is_set():
         try:
-            attempt()
-            return True
+            if wanted():
+                attempt()
+                return True
         except (FencedError, TransientError) as e:
             log.debug("standby", why=str(e))
-            stopping.wait(0.05)  # a refused lookup answers at once
+        stopping.wait(_TRY_S)
     return False

@@ -1,12 +1,15 @@
-"""Supervises one partition: a standby that may become the owner, one session after another."""
+"""Supervises one partition: while it is wanted here, a standby that may become the owner, one session after another."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Final
+
+import structlog
 
 from bridge.collector import excluded_objects, let_go
 from bridge.errors import FencedError
@@ -24,6 +27,11 @@ from bridge.settings import Settings
 
 __all__ = ["PartitionSupervisor", "Session"]
 
+log = structlog.get_logger("push")
+
+_STUCK_S: Final = 10.0
+_LOOK_S: Final = 0.5
+
 
 @dataclass(eq=False)
 class Session:
@@ -33,7 +41,7 @@ class Session:
     Order of a takeover (H23). It ends, and begins again as a standby, wherever Pulsar reports that another process is
     the owner:
 
-    1. The exclusive producer of the cursors partition: Pulsar grants it to one process, and fences the former one.
+    1. The exclusive producer of the cursors partition: Pulsar grants it to one process alone.
     2. MQTT connect with the client id ``<push.client_id>-<partition>``: the broker's session takeover ends the
        connection of a former owner that has not noticed.
     3. An owner record, written through that producer: its receipt proves the ownership.
@@ -54,6 +62,8 @@ class Session:
     _stopping: threading.Event
     _payloads: Payloads
     _trace: str = ""
+    _fences: Callable[[], bool] = lambda: False
+    """Whether to take the producer from a process that is silent."""
 
     def __post_init__(self) -> None:
         limits, gauges = self._settings.push.limits, self._metrics.gauges
@@ -62,15 +72,24 @@ class Session:
         gauges["in_flight_limit"].set(limits.window)
         self._connection = Connection(self._settings, self._partition, self._metrics, self._part, self._stopping)
         self.post, self.wake = self._connection.post, self._connection.wake
+        self.has = False
+        """Whether it has the exclusive producer."""
         self.owns = False
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
+        self._stuck_at = math.inf  # unless the MQTT broker accepts it before
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether it has had the producer for long, and the MQTT broker does not accept it."""
+        return self.has and now > self._stuck_at
 
     def run(self) -> None:
         """Wait for the ownership, take over, and push, as ``Owner.run``. Raises FencedError or TransientError."""
         try:
             self._part.stands_by("another process owns it, or Pulsar is away")
-            if not wait_for(self._connection.log.cursors.own, self._stopping):
+            cursors = self._connection.log.cursors
+            if not wait_for(lambda: cursors.own(fence=self._fences()), self._stopping):
                 return
+            self.has, self._stuck_at = True, time.monotonic() + _STUCK_S
             self._part.waits("taking over")
             reach("after_takeover")
             with excluded_objects():
@@ -81,6 +100,7 @@ class Session:
         finally:
             self._metrics.owner(False)
             self._connection.close()
+            self.has = False
 
     def _take_over(self) -> Owner | None:
         """Become the owner. Returns None when the process stops. Raises FencedError or TransientError."""
@@ -88,6 +108,7 @@ class Session:
         ownership = connection.ownership
         if not connection.turns_until(lambda: ownership.proven_epoch > 0):
             return None
+        self._stuck_at = math.inf
         limits = limits_of(settings.push)
         cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
         ownership.own = cursors.until
@@ -109,7 +130,7 @@ def _after(seconds: float) -> Callable[[], bool]:
 
 
 class PartitionSupervisor:
-    """Owns one partition whenever Pulsar grants it, until it is stopped."""
+    """Owns one partition whenever it is wanted and Pulsar grants it, until it is stopped. It is wanted at first."""
 
     def __init__(
         self,
@@ -123,16 +144,58 @@ class PartitionSupervisor:
     ) -> None:
         lost = metrics.all.counters["partitions_lost"].inc
         self._sessions = Sessions(f"partition {partition}", self._run_session, part, failed, lost)
+        self._metrics = metrics
+        self._part = part
+        self._partition = partition
+        self._wanted = threading.Event()
+        self._wanted.set()
+        self._fence = False
         self._session: Session | None = None
-        self._open = partial(Session, settings, partition, metrics, part, self._sessions.stopping, payloads, trace)
+        self._had_state = False  # the last session
+        self._ending = threading.Event()  # of the present session
+        self._open: Callable[[threading.Event], Session] = lambda ending: Session(
+            settings, partition, metrics, part, ending, payloads, trace, lambda: self._fence
+        )
         self.start, self.join = self._sessions.start, self._sessions.join
 
     def stop(self) -> None:
         """Ask for a clean end: push nothing new, wait for what is under way, close."""
         self._sessions.stopping.set()
+        self._end_session()
+
+    def _end_session(self) -> None:
+        self._ending.set()
         session = self._session
         if session is not None:
             session.wake()
+
+    @property
+    def has(self) -> bool:
+        """Whether this process has the exclusive producer of the partition."""
+        session = self._session
+        return session is not None and session.has
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process is the owner, after a takeover."""
+        session = self._session
+        return session is not None and session.owns
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether the MQTT broker lets no takeover happen; ``now`` in seconds of the monotonic clock."""
+        session = self._session
+        return session is not None and session.is_stuck(now)
+
+    def want(self, wanted: bool, *, fence: bool) -> None:
+        """Try to own the partition, and if ``fence`` take it from a process that is silent; or hand it over: push nothing
+        new, wait for what is under way, close. From any thread.
+        """
+        self._fence = fence
+        if wanted:
+            self._wanted.set()
+        elif self._wanted.is_set():
+            self._wanted.clear()
+            self._end_session()
 
     def cursors_forgotten(self) -> None:
         """Have the cursors written again that Pulsar has lost. From any thread."""
@@ -149,11 +212,23 @@ class PartitionSupervisor:
         return True
 
     def _run_session(self) -> None:
-        had_state = self._session is not None and self._session.owns
-        session = self._session = self._open()
-        if had_state:
+        if self._had_state:
+            self._had_state = False
             let_go()
+        if not self._wanted.is_set():
+            self._part.stands_by("it is for another process")
+            while not self._wanted.wait(_LOOK_S):
+                if self._sessions.stopping.is_set():
+                    return
+        ending = self._ending = threading.Event()
+        if self._sessions.stopping.is_set() or not self._wanted.is_set():
+            return  # since before there was this event
+        session = self._session = self._open(ending)
         try:
             session.run()
         finally:
+            self._session, self._had_state = None, session.owns
             self._sessions.worked = self._sessions.worked or session.owns
+        if session.owns and not self._wanted.is_set():
+            self._metrics.all.counters["handed_over"].inc()
+            log.info("partition was handed over to another process", partition=self._partition)

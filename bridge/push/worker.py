@@ -1,4 +1,4 @@
-"""A push process: provisions, then tries to own every partition of its choice, until it is stopped."""
+"""A push process: provisions, then shares the partitions with the other push processes, until it is stopped."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import structlog
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, GROUP_ROSTER_TOPIC, PUSH_SUBSCRIPTION, partition_name
 from bridge.errors import ConfigError, DeniedError, PulsebridgeError, TransientError
 from bridge.health import Health
+from bridge.protocols.board import tidy
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.compaction import watching_compaction
 from bridge.pulsar.provisioning import create_topic, existing_commands, provision_commands
@@ -21,7 +22,9 @@ from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
 from bridge.pulsar.watch import watching, watching_pulsar
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
+from bridge.push.instance import PushInstance
 from bridge.push.metrics import PartitionMetrics, PushMetrics
+from bridge.push.sharing import GROUPS
 from bridge.push.supervisor import PartitionSupervisor
 from bridge.settings import Settings
 
@@ -29,6 +32,7 @@ __all__ = ["PushWorker", "TopicWatch", "backlogs"]
 
 _EVERY_S: Final = 5.0
 _LAG_EVERY_S: Final = 15.0
+_TIDY_S: Final = 3600.0
 _TIMEOUT_S: Final = 5.0
 
 
@@ -178,21 +182,11 @@ class PushWorker:
             raise ConfigError(f"partitions {wrong} are not there", remedy=f"the commands topic has 0 to {count - 1}")
         metrics = {number: self._metrics.partition(number) for number in self._wanted or range(count)}
         payloads = Payloads(self._settings, self._metrics, self._failed)
-        owners = {
-            number: PartitionSupervisor(
-                self._settings,
-                number,
-                one,
-                self._health.part(f"partition {number}", loop=True),
-                self._failed,
-                payloads,
-                self._trace,
-            )
-            for number, one in metrics.items()
-        }
+        owners = {number: self._supervisor(number, one, payloads) for number, one in metrics.items()}
         groups = GroupOwner(self._settings, self._metrics, self._health.part("groups"), self._failed)
 
         threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
+        instance = PushInstance(self._settings, {**owners, GROUPS: groups}, self._metrics)
 
         def forgotten() -> None:
             for owner in owners.values():
@@ -211,22 +205,30 @@ class PushWorker:
             }
             watch(watching_compaction(settings, health, list(metrics), rewriters))
             if settings.pulsar.provision != "off":
+                watch(_watching(settings, health, "push-instances", _TIDY_S, lambda a: partial(tidy, a)))
                 first = min(metrics)
                 watch(
                     _watching(settings, health, "push-topics", _EVERY_S, lambda a: TopicWatch(a, first, forgotten).look)
                 )
             for thread in threads:
                 thread.start()
+            instance.start()
             self._stopping.wait()
             self._health.stopping()
+            instance.leave()
             for thread in threads:
                 thread.stop()
             for thread in threads:
                 thread.join()
+            instance.stop()
             payloads.close()
         if self._failure is not None:
             raise self._failure
         log.info("push ended")
+
+    def _supervisor(self, number: int, metrics: PartitionMetrics, payloads: Payloads) -> PartitionSupervisor:
+        part = self._health.part(f"partition {number}", loop=True)
+        return PartitionSupervisor(self._settings, number, metrics, part, self._failed, payloads, self._trace)
 
     def _failed(self, error: BaseException) -> None:
         self._failure = error

@@ -152,9 +152,10 @@ def status(
     """Show the local servers, the ingest processes of the configured Pulsar, and the push processes.
 
     For each ingest process: its protocols, its listeners, and the Pulsar brokers that own its topics. An MQTT session
-    that no process reads any more is an error, with its remedy. For each partition of the commands: the push process
-    that serves it, the unacknowledged commands, and the number of offline devices. Exit code 0 if the local servers or
-    an ingest process run, 1 if neither does, or if there is an unserved session.
+    that no process reads any more is an error, with its remedy. For each push process: its share of the partitions.
+    For each partition of the commands: the push process that serves it, the unacknowledged commands, and the number of
+    offline devices. Exit code 0 if the local servers or an ingest process run, 1 if neither does, or if there is an
+    unserved session.
 
     Examples:
 

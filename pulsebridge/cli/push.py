@@ -46,8 +46,8 @@ def _push(
 ) -> None:
     """Push commands from Pulsar to the devices over MQTT, in order per device, with a receipt for each.
 
-    Start several processes for a standby: one process owns each partition; if it dies, another one takes over. SIGTERM
-    or Ctrl-C stops it cleanly, a second one at once.
+    Start several processes, on one machine or many: they share the partitions evenly by themselves. Each partition has
+    one process; if that one dies, another takes over. SIGTERM or Ctrl-C stops it cleanly, a second one at once.
 
     --trace logs each step of a command in a line, with its time and the milliseconds since the step before. The steps
     are notified (an arrival), matched (to a device, which is live, parked or replaying), pulled (by its position),

@@ -1,10 +1,10 @@
-"""Output of ``pulsebridge status``: ingest processes, MQTT sessions and push."""
+"""Output of ``pulsebridge status``: ingest and push processes, MQTT sessions, and the partitions of push."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +26,7 @@ def instances_json(found: Instances) -> dict[str, Any]:
             for record, state in found.records
         ],
         "instances_problem": found.problem,
+        "push_processes": [asdict(one) for one in found.push],
     }
 
 
@@ -53,14 +54,19 @@ def push_json(found: PushStatus) -> dict[str, Any]:
     }
 
 
+_COLOURS: Final = {"running": "green", "gone": "red"}
+
+
 def show_instances(found: Instances, console: Console) -> None:
-    """Print a line for each instance, and the owners of its topics by broker; nothing without instances."""
+    """Print a line for each instance, and the owners of its topics by broker; nothing without instances. Then a line for
+    each push process.
+    """
     if found.records:
         table = Table(title="Instances of ingest", title_justify="left")
         for column in ("instance", "state", "protocol", "listens on", "ready", "topics"):
             table.add_column(column)
         for record, state in found.records:
-            colour = {"running": "green", "gone": "red"}.get(state, "yellow")
+            colour = _COLOURS.get(state, "yellow")
             for number, (name, protocol) in enumerate(sorted(record.protocols.items())):
                 table.add_row(
                     markup(record.instance) if number == 0 else "",
@@ -78,6 +84,14 @@ def show_instances(found: Instances, console: Console) -> None:
     for broker, names in sorted(by_broker.items()):
         shown = ", ".join(sorted(names)[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         console.print(f"{markup(broker)} owns {markup(shown)}", soft_wrap=True)
+    if found.push:
+        table = Table(title="Push processes", title_justify="left")
+        for column in ("instance", "state", "partitions", "groups"):
+            table.add_column(column)
+        for one in found.push:
+            state, share = f"[{_COLOURS.get(one.state, 'yellow')}]{one.state}[/]", ", ".join(map(str, one.partitions))
+            table.add_row(markup(one.instance), state, share, "yes" if one.groups else "")
+        console.print(table)
     if found.problem:
         console.print(f"Instances: {markup(found.problem)}", soft_wrap=True)
 

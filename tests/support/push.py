@@ -223,6 +223,26 @@ def user(message: Message) -> dict[str, str]:
 
 
 @contextmanager
+def load(settings: Settings, devices: int, written: list[Command], every_s: float = 0.2) -> Iterator[None]:
+    """Write a command to each of so many devices again and again, while the block runs, and append it to ``written``."""
+    ended = threading.Event()
+
+    def write() -> None:
+        while not ended.wait(every_s):
+            some = [command(settings, f"d{n}", len(written) + n) for n in range(devices)]
+            write_commands(settings, some)
+            written.extend(some)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
 def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
     """Run a push worker in this process, for as long as the block runs."""
     metrics = PushMetrics(CollectorRegistry())
@@ -353,6 +373,11 @@ class PushProcess:
         """Wait until it stands still at its point."""
         process = psutil.Process(self.pid)
         poll_for(lambda: process.status() == psutil.STATUS_STOPPED, 60, "the push process stands still")
+
+    def freeze(self) -> None:
+        """Let it stand still now."""
+        self._process.send_signal(signal.SIGSTOP)
+        self.frozen()
 
     def goes_on(self) -> None:
         """Let it go on after ``frozen``."""

@@ -39,7 +39,7 @@ from bridge.pulsar.client import (
     received,
 )
 from bridge.pulsar.messages import leave_out_foreign, read_records
-from bridge.pulsar.sending import PartitionWriters, Receipts
+from bridge.pulsar.sending import PartitionWriters, Receipts, owners_producer
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.metrics import PushMetrics
 
@@ -79,9 +79,9 @@ class GroupLog:
         self._received: Message | None = None
         self._writers = PartitionWriters(client, 60_000, chunking=True)
 
-    def own(self) -> None:
-        """Wait for the exclusive producer of the roster (H23). Raises TransientError after some seconds: try again."""
-        self._producer = self._client.producer(self._roster, exclusive=True, max_pending=60_000)
+    def own(self, *, fence: bool = False) -> None:
+        """Get the exclusive producer of the roster, as ``owners_producer``. Raises FencedError or TransientError."""
+        self._producer = owners_producer(self._client, self._roster, fence=fence)
 
     def read(self) -> Roster:
         """Return what the former owners knew, up to a record of ours, which proves that it is ours now.
@@ -106,9 +106,7 @@ class GroupLog:
         return roster
 
     def store(self, changes: Sequence[Change]) -> None:
-        """Write records and read them back. Raises FencedError when another owner wrote in between: a producer that
-        waits for exclusive access gets it again when its successor leaves, without any notice (H23).
-        """
+        """Write records and read them back. Raises FencedError when another owner wrote in between (H23)."""
         self._write_roster(changes)
         seen = 0
         for _, owner, _ in islice(self._owned(self._proof), len(changes)):

@@ -149,6 +149,11 @@ class GroupOwner:
         self._part = part
         self._sessions = Sessions("groups", self._run_session, part, failed)
         self._owns = False
+        self.has = False
+        """Whether this process has the exclusive producer of the roster."""
+        self._wanted = threading.Event()
+        self._wanted.set()
+        self._fence = False
         self._aged = threading.Event()
         self.start, self.join = self._sessions.start, self._sessions.join
         self._stopping = self._sessions.stopping
@@ -161,11 +166,28 @@ class GroupOwner:
             self._aged.set()
         return self._owns
 
+    @property
+    def owns(self) -> bool:
+        """Whether this process is the owner, as far as sharing is concerned."""
+        return self.has
+
+    def is_stuck(self, _now: float) -> bool:
+        """Whether a takeover cannot happen: it needs Pulsar alone."""
+        return False
+
+    def want(self, wanted: bool, *, fence: bool) -> None:
+        """Try to own the roster, and if ``fence`` take it from a process that is silent; or leave it to another process.
+        What is owned stays: the groups are one share, which no other process needs. From any thread.
+        """
+        self._fence = fence
+        (self._wanted.set if wanted else self._wanted.clear)()
+
     def _run_session(self) -> None:
         try:
             with suppress(Stopped):
                 self._once()
         finally:
+            self.has = False
             self._metrics.gauges["group_open"].set(0)
 
     def _once(self) -> None:
@@ -180,7 +202,8 @@ class GroupOwner:
             self._part.stands_by("another process gives group commands to their members, or Pulsar is away")
             groups = self._settings.push.groups
             group_log = GroupLog(client, uuid.uuid4().hex[:12], self._stopping.is_set, self._metrics)
-            self._wait_for(group_log.own)
+            self._wait_for(lambda: group_log.own(fence=self._fence), self._wanted.is_set)
+            self.has = True
             roster = group_log.read()
             membership = Membership(groups.declared, groups.max_matches)
             with (
@@ -195,8 +218,8 @@ class GroupOwner:
                 finally:
                     self._owns = False
 
-    def _wait_for(self, attempt: Callable[[], None]) -> None:
-        if not wait_for(attempt, self._stopping):
+    def _wait_for(self, attempt: Callable[[], None], wanted: Callable[[], bool] = lambda: True) -> None:
+        if not wait_for(attempt, self._stopping, wanted):
             raise Stopped
 
     def _expand(self, group_log: GroupLog, expander: Expander, table: MemberTable, known: KnownDevices) -> None:

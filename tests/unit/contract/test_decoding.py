@@ -39,6 +39,7 @@ from bridge.pulsar.wire.protobuf import number, read_varint
 from bridge.push.cursor import Cursor
 from bridge.push.groups.roster import Roster, owner_of
 from bridge.push.segments import Parked
+from bridge.push.sharing import Beat
 from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opener, open_entry
 from sources.entry_reader import RawEntry
@@ -72,6 +73,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "term": (read_term, b'{"v":1,"term":1,"secret":"%s"}' % (b"00" * 32)),
     "segment": (segment, b'{"v":1,"parked":[1,2,-1,0,1],"places":[4,5,-1],"since_us":7}'),
     "instance": (InstanceRecord.decode, INSTANCE.encode()),
+    "beat": (as_text(Beat.decode), Beat(frozenset({0, 1}), frozenset({-1})).encode().encode()),
     "receipt": (Receipt.decode, Receipt("c", "d", "t", "answered", answer=b"x").encode()),
     "member": (lambda body: member_of(member_key("g", "d"), body), b'{"v":1}'),
     "member key": (as_text(lambda key: member_of(key, b'{"v":1}')), member_key("g", "d").encode()),

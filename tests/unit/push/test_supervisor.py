@@ -29,8 +29,8 @@ class Failing:
     """Stands for a session, and ends with one error after another; then it lasts until it is stopped."""
 
     errors: list[BaseException]
-    made = 0
-    owns = False
+    made = ended = 0
+    has = owns = False
 
     def __init__(self, *args: Any) -> None:
         type(self).made += 1
@@ -40,6 +40,10 @@ class Failing:
         if self.errors:
             raise self.errors.pop(0)
         self._stopping.wait()
+        type(self).ended += 1
+
+    def is_stuck(self, _now: float) -> bool:
+        return False
 
     def wake(self) -> None:
         pass
@@ -49,7 +53,7 @@ def owning(monkeypatch: pytest.MonkeyPatch, *errors: BaseException) -> tuple[Par
     class Made(Failing):
         pass
 
-    Made.errors, Made.made = list(errors), 0
+    Made.errors = list(errors)
     monkeypatch.setattr(supervisor, "Session", Made)
     monkeypatch.setattr(sessions, "_RETRY_S", (0.01, 0.02))
     failed: list[BaseException] = []
@@ -86,3 +90,18 @@ def test_an_error_that_needs_a_change_by_the_operator_ends_the_process(
     one, failed = owning(monkeypatch, error)
     one.join()
     assert failed == [error]
+
+
+def test_a_partition_that_is_for_another_process_is_given_up_and_tried_again_once_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, failed = owning(monkeypatch)
+    sessions = cast(Any, supervisor).Session
+    for number in (1, 2, 3):
+        one.want(True, fence=False)
+        poll_for(lambda: (sessions.made, sessions.ended) == (number, number - 1), 30, "a session")  # noqa: B023
+        one.want(False, fence=False)
+        poll_for(lambda: sessions.ended == number, 30, "its end")  # noqa: B023
+    one.stop()
+    one.join()
+    assert (sessions.made, failed) == (3, [])

@@ -1,0 +1,245 @@
+"""This process among the push processes: it advertises itself, follows the others, and says which partitions to own.
+
+Its record on the instances topic says what it would own and what it has (``sharing.Beat``), more than once a second. All
+processes read the same records in the same order, so they come to the same result. Records are timed by their arrival here:
+no clock of another host counts, except for those that were stored before this process came.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import psutil
+import structlog
+
+from bridge.contract import INSTANCES_TOPIC, partition_name
+from bridge.errors import ContractError, PulsebridgeError
+from bridge.protocols.board import Advertiser, read_board
+from bridge.protocols.records import InstanceRecord, ProtocolRecord
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import LATEST, Message, PulsarClient, received
+from bridge.pulsar.messages import leave_out_foreign, record_key
+from bridge.pulsar.sending import close_quietly
+from bridge.push.metrics import PushMetrics
+from bridge.push.sharing import GROUPS, PUSH_PROTOCOL, Beat, Peers
+from bridge.settings import Settings
+
+__all__ = ["PushInstance", "Share"]
+
+log = structlog.get_logger("push")
+
+_BEAT_S: Final = 0.6
+_PROMISED_S: Final = 2.5
+"""The interval that the record names: readers with another clock are to be patient."""
+_LOOK_MS: Final = 200
+_REOPEN_S: Final = 30.0
+"""Without any record for so long, not even our own, the reader is opened again: the topic may be another one."""
+_AGAIN_S: Final = 1.0
+_REST_S: Final = (30.0, 3600.0)
+"""For so long it takes nothing over after a takeover that hung, doubled each time."""
+_TIMEOUT_S: Final = 5.0
+
+
+class Share(Protocol):
+    """What processes share: a partition of the commands, or the groups. Its own thread tries to own it while it is wanted."""
+
+    @property
+    def has(self) -> bool:
+        """Whether this process has its exclusive producer."""
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process is the owner, after a takeover."""
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether its takeover takes too long, because of the MQTT broker; ``now`` in seconds of the monotonic clock."""
+
+    def want(self, wanted: bool, *, fence: bool) -> None:
+        """Try to own it, and if ``fence`` take it from a process that is silent; or hand it over to another process."""
+
+
+class PushInstance:
+    """Advertises this process, and advises each of its ``shares``, by number, whether it is wanted here.
+
+    While it does not see its own record, or cannot read the others', each share stays where it is, and what no process owns
+    is wanted here.
+    """
+
+    def __init__(self, settings: Settings, shares: Mapping[int, Share], metrics: PushMetrics) -> None:
+        pulsar = settings.pulsar
+        pulsar = pulsar.model_copy(update={"operation_timeout": min(pulsar.operation_timeout, _TIMEOUT_S)})
+        self._shares = shares
+        self._metrics = metrics
+        self._client = PulsarClient(pulsar)
+        self._admin = PulsarAdmin(pulsar, timeout_s=_TIMEOUT_S)
+        self._partition = partition_name(pulsar.system_topic(INSTANCES_TOPIC), 0)
+        self._start = InstanceRecord(
+            instance=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            state="running",
+            started_ms=time.time_ns() // 1_000_000,
+            written_ms=0,
+            interval_s=_PROMISED_S,
+            protocols={},
+            topics=[],
+            topics_count=0,
+        )
+        self._peers = Peers(self._start.instance)
+        self._leaving = False
+        self._rests_until = 0.0
+        self._rest_s = _REST_S[0]
+        self._ended = threading.Event()
+        self._advertised = Beat(frozenset(), frozenset())
+        self._assigned: list[int] | None = None
+        self._advertiser = Advertiser(self._client, self._admin, self._record, _BEAT_S, tidies=False)
+        self._thread = threading.Thread(target=self._run, name="push-instance", daemon=True)
+
+    def start(self) -> None:
+        """Begin to advertise and to follow. All shares are wanted until the other processes are known."""
+        self._advertiser.start()
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Let the others take what this process gives up, before its shares end."""
+        self._leaving = True
+        self._advertiser.renew()
+
+    def stop(self) -> None:
+        """Remove the record, after all shares have ended."""
+        self._ended.set()
+        self._advertiser.stop()
+        self._thread.join()
+        self._admin.close()
+        try:
+            self._client.close()
+        except PulsebridgeError as e:
+            log.debug("closing the connection to Pulsar", why=e.what)
+
+    def _beat(self) -> Beat:
+        fit, shares = time.monotonic() >= self._rests_until, self._shares.items()
+        may = frozenset(number for number, share in shares if not self._leaving and (fit or share.owns))
+        return Beat(may, frozenset(number for number, share in shares if share.has))
+
+    def _record(self) -> InstanceRecord:
+        """Return the record to write. On the advertiser's thread."""
+        beat = self._advertised = self._beat()
+        return replace(
+            self._start,
+            state="stopping" if self._leaving else "running",
+            written_ms=time.time_ns() // 1_000_000,
+            protocols={PUSH_PROTOCOL: ProtocolRecord(beat.encode())},
+        )
+
+    # --- following the others ---
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._advise(None, time.monotonic())
+                self._follow()
+            except PulsebridgeError as e:
+                log.debug("the other push processes are not known", why=e.what)
+            except Exception:  # the partitions do not wait for this thread: its end must not go unnoticed
+                log.error("the other push processes are not known. Action: report this", shown=1, exc_info=True)
+            self._ended.wait(_AGAIN_S)
+
+    def _follow(self) -> None:
+        topic = self._client.settings.system_topic(INSTANCES_TOPIC)
+        if not self._client.partitioned(topic):
+            log.info(
+                "this push process shares no partitions, it waits for all that have no owner: run `pulsebridge provision`",
+                missing=topic,
+                shown=1,
+            )
+            return
+        reader: Any = self._client.reader(self._partition, LATEST)  # before the stored ones are read: so none is missed
+        try:
+            self._read_stored()
+            seen = time.monotonic()
+            while not self._ended.is_set() and time.monotonic() - seen < _REOPEN_S:
+                message = received(reader.read_next, _LOOK_MS, f"reading {self._partition}")
+                if message is not None:
+                    self._take(message)
+                    seen = time.monotonic()
+                self._plan()
+        finally:
+            close_quietly(reader)
+
+    def _read_stored(self) -> None:
+        now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
+        for record in read_board(self._client, self._ended.is_set):
+            if not _has_ended(record, now_ms):
+                with suppress(ContractError):  # of a later release; the next one is reported
+                    self._reported(record, now - max(0, now_ms - record.written_ms) / 1000)
+
+    def _take(self, message: Message) -> None:
+        key, payload = record_key(message, self._partition), message.data()
+        try:
+            if key and payload:
+                self._reported(InstanceRecord.decode(payload), time.monotonic())
+            elif key:
+                self._peers.reported(key, None, time.monotonic())
+        except ContractError as e:
+            leave_out_foreign(self._partition, message.message_id(), e.what, key or "")
+
+    def _reported(self, record: InstanceRecord, at: float) -> None:
+        if PUSH_PROTOCOL in record.protocols:
+            self._peers.reported(record.instance, Beat.decode(record.protocols[PUSH_PROTOCOL].data), at)
+
+    # --- advising the shares ---
+
+    def _plan(self) -> None:
+        if self._leaving:
+            return
+        now = time.monotonic()
+        self._rest(now)
+        beat = self._beat()
+        if beat != self._advertised:
+            self._advertiser.renew()
+        plan = self._peers.plan(beat, now)
+        self._advise(plan, now)
+        count = len(self._peers.live(now))
+        self._metrics.gauges["processes"].set(count)
+        assigned = [n for n, name in sorted((plan or {}).items()) if name == self._start.instance and n != GROUPS]
+        if plan is not None and assigned != self._assigned:
+            self._assigned = assigned
+            log.info("the push processes share the partitions", processes=count, assigned=assigned)
+
+    def _rest(self, now: float) -> None:
+        """Leave all but what is owned to others for a while if the MQTT broker does not accept this process."""
+        if now >= self._rests_until and any(share.is_stuck(now) for share in self._shares.values()):
+            self._rests_until = now + self._rest_s
+            self._rest_s = min(2 * self._rest_s, _REST_S[1])
+            log.warning(
+                "this push process cannot take partitions over, and leaves them to others if there are any. Action: see "
+                "that it reaches the MQTT broker",
+                shown=1,
+            )
+        elif now >= self._rests_until + 2 * self._rest_s:
+            self._rest_s = _REST_S[0]
+
+    def _advise(self, plan: Mapping[int, str] | None, now: float) -> None:
+        me = self._start.instance
+        for number, share in self._shares.items():
+            if plan is None:
+                share.want(True, fence=False)
+            else:
+                share.want(plan.get(number, me) == me, fence=self._peers.is_silent(number, now))
+
+
+def _has_ended(record: InstanceRecord, now_ms: int) -> bool:
+    """Whether the process of a stored record is gone, by the clock, or by the processes of its host if that is ours.
+
+    In a container that was restarted we have the process id of the one before.
+    """
+    here = record.host == socket.gethostname()
+    return record.gone(now_ms) or (here and (record.pid == os.getpid() or not psutil.pid_exists(record.pid)))
