@@ -104,17 +104,34 @@ class Sessions:
 
 
 def wait_for(
-    attempt: Callable[[], object], stopping: threading.Event, wanted: Callable[[], bool] = lambda: True
+    attempt: Callable[[], object],
+    stopping: threading.Event,
+    part: Part,
+    what: str,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Call ``attempt``, while it is ``wanted``, until it is not fenced off, and Pulsar is there. Returns False when the
     session stops before.
+
+    A standby and a Pulsar that cannot be reached are two states of ``part``; ``what`` names in the log what is waited for
+    (H55).
     """
+    part.stands_by("another process owns it")
     while not stopping.is_set():
         try:
             if wanted():
                 attempt()
                 return True
-        except (FencedError, TransientError) as e:
+        except FencedError as e:
+            part.stands_by("another process owns it")
             log.debug("standby", why=str(e))
+        except TransientError as e:
+            part.waits(str(e))
+            log.warning(
+                f"push cannot reach the owner of {what} in Pulsar, and tries again. Action: see that the brokers run, and "
+                "that this machine reaches them (a proxy needs brokerProxyAllowedTargetPorts)",
+                why=str(e),
+                shown=1,
+            )
         stopping.wait(_TRY_S)
     return False

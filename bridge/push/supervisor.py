@@ -85,9 +85,8 @@ class Session:
     def run(self) -> None:
         """Wait for the ownership, take over, and push, as ``Owner.run``. Raises FencedError or TransientError."""
         try:
-            self._part.stands_by("another process owns it, or Pulsar is away")
-            cursors = self._connection.log.cursors
-            if not wait_for(lambda: cursors.own(fence=self._fences()), self._stopping):
+            cursors, what = self._connection.log.cursors, f"partition {self._partition}"
+            if not wait_for(lambda: cursors.own(fence=self._fences()), self._stopping, self._part, what):
                 return
             self.has, self._stuck_at = True, time.monotonic() + _STUCK_S
             self._part.waits("taking over")

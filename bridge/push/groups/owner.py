@@ -199,7 +199,6 @@ class GroupOwner:
                 self._part.stands_by("the topics of groups are not there: run `pulsebridge provision`")
                 self._stopping.wait(_ABSENT_S)
                 return
-            self._part.stands_by("another process gives group commands to their members, or Pulsar is away")
             groups = self._settings.push.groups
             group_log = GroupLog(client, uuid.uuid4().hex[:12], self._stopping.is_set, self._metrics)
             self._wait_for(lambda: group_log.own(fence=self._fence), self._wanted.is_set)
@@ -219,7 +218,7 @@ class GroupOwner:
                     self._owns = False
 
     def _wait_for(self, attempt: Callable[[], None], wanted: Callable[[], bool] = lambda: True) -> None:
-        if not wait_for(attempt, self._stopping, wanted):
+        if not wait_for(attempt, self._stopping, self._part, "the groups", wanted):
             raise Stopped
 
     def _expand(self, group_log: GroupLog, expander: Expander, table: MemberTable, known: KnownDevices) -> None:

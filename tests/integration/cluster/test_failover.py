@@ -24,7 +24,8 @@ from tests.chaos.push_world import push_world
 from tests.chaos.world import TOPIC, World, world
 from tests.support.cluster import Growth, OwnClient, frozen, killed, longest_gap, owner_of, unload
 from tests.support.endpoint import Endpoint
-from tests.support.stack import provisioned
+from tests.support.push import PushProcess, provision, push_settings
+from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.thorough, pytest.mark.timeout(1500)]
@@ -138,6 +139,27 @@ def test_h55_through_a_proxy_that_is_killed_three_times_nothing_is_lost(
         print(verdict.text())
         assert not verdict.broken
     assert one.log.read_text().count("connected to the MQTT broker") == 1
+
+
+def test_h55_owners_that_cannot_be_reached_are_reported_and_push_begins_once_they_can(
+    cluster_stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookups through the proxy work; it does not allow the brokers' ports."""
+    cluster = cluster_stack.cluster
+    assert cluster is not None
+    proxied = provisioned(cluster_stack, service_url=cluster.proxy_url, admin_url=cluster.proxy_admin_url)
+    settings = push_settings(proxied, mqtt_settings(cluster_stack))
+    assert provision(settings) == 1
+    config = cluster._config
+    allowed = "brokerProxyAllowedTargetPorts="
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "_config", lambda *of: config(*of).replace(f"{allowed}*", f"{allowed}6650,6651"))
+        cluster.restart("proxy")
+    more = ("--set", "pulsar.operation_timeout=5s")
+    with PushProcess(settings, tmp_path, more=more) as push:
+        poll_for(lambda: "push cannot reach the owner of partition 0 in Pulsar" in push.log, 60, "a line of push")
+        cluster.restart("proxy")
+        push.owns()
 
 
 @contextmanager
