@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -22,13 +22,14 @@ load_late("fastavro", "google.protobuf.descriptor_pb2")
 
 import pulsar
 
-from bridge.errors import DeniedError, ForbiddenError, TerminalError, TransientError
+from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, TerminalError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import dial, with_grant
+from bridge.pulsar.dial import credentials, dial, with_grant
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire.client import WireClient
 from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.secret_file import SecretFile
 
 __all__ = [
     "EARLIEST",
@@ -65,6 +66,9 @@ LATEST: Final = pulsar.MessageId.latest
 
 OK: Final = pulsar.Result.Ok
 
+_PASSWORD_S: Final = 1.0
+"""How often the file of a password is read, in seconds."""
+
 NO_TEXT: Final = "its key or one of its properties is not valid UTF-8"
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
@@ -98,6 +102,30 @@ def received(receive: Callable[[int], Message], wait_ms: int, operation: str) ->
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def _authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
+    if settings.password is not None:
+        return pulsar.AuthenticationBasic(settings.username, settings.password.get_secret_value())
+    if settings.oauth2.enabled or settings.token is not None:
+        # Called at each connect, and if the broker reports that the last token expires.
+        return pulsar.AuthenticationToken(lambda: _token(settings))
+    if settings.tls_certificate is not None:
+        return pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+    return None
+
+
+def _token(settings: PulsarSettings) -> str:
+    """Return the current token, an empty one if there is none. The C++ client would end the process at an exception."""
+    try:
+        return credentials(settings)[1].decode()
+    except Exception as e:  # noqa: BLE001 see above
+        log.warning(
+            "Pulsar's client has no token, so brokers refuse it until it has one. Action: see that the OAuth2 issuer answers",
+            why=str(e),
+            shown=1,
+        )
+        return ""
 
 
 def _client_log(shown: bool) -> object:
@@ -170,28 +198,59 @@ class PulsarClient:
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = settings
+        self.renewals = 0
+        """How often a new password replaced the client; that closes its producers, readers and consumers."""
         self._authenticated = False  # whether a call of this client has succeeded
-        auth = None
-        if settings.token is not None:
-            # Called at each connect, and if the broker reports that the last token expires.
-            auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
-        elif settings.tls_certificate is not None:
-            auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
         self._wire = WireClient(settings)
+        follow = None
+        if isinstance(settings.password, SecretFile):
+            args = (credentials(settings),)
+            follow = threading.Thread(target=self._follow_password, args=args, name="pulsar-password", daemon=True)
+        self._client = self._connected()
+        if follow is not None:
+            follow.start()
+
+    def _connected(self) -> pulsar.Client:
+        settings = self.settings
         with our_errors(f"connecting to {settings.service_url}"):
-            self._client = pulsar.Client(
+            return pulsar.Client(
                 settings.service_url,
-                authentication=auth,
+                authentication=_authentication(settings),
                 operation_timeout_seconds=int(settings.operation_timeout),
                 stats_interval_in_seconds=0,
                 tls_trust_certs_file_path=_text(settings.tls_ca),
                 tls_validate_hostname=settings.tls_validate_hostname,
-                # The client reads these files at each connect. With a token, the certificate is for TLS only.
+                # The client reads these files at each connect. With a token or a user, the certificate is for TLS only.
                 tls_certificate_file_path=_text(settings.tls_certificate),
                 tls_private_key_file_path=_text(settings.tls_private_key),
                 connection_timeout_ms=int(settings.connection_timeout * 1000),
                 logger=_client_log(settings.client_log),
             )
+
+    def _follow_password(self, used: tuple[str, bytes]) -> None:
+        """Replace the client when the file has a new password that a broker accepts. Runs on its own thread.
+
+        Pulsar's client never reads a password again, unlike a token. What is in flight fails, as at a lost connection.
+        """
+        while not self._closing.wait(_PASSWORD_S):
+            found = credentials(self.settings)
+            if found == used:
+                continue
+            try:
+                dial(self.settings, self.settings.connection_timeout)
+            except PulsebridgeError as e:
+                log.debug("no broker accepts the new password yet", why=e.what)
+                continue
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                former, self._client, used = self._client, self._connected(), found
+            log.info("Pulsar's client uses the new password", user=self.settings.username)
+            with suppress(PulsebridgeError), our_errors("closing the former connection"):
+                former.close()
+            self.renewals += 1
 
     def __enter__(self) -> PulsarClient:
         return self
@@ -207,6 +266,8 @@ class PulsarClient:
         access. ``action`` is the right that the call needs on the topic's namespace.
         """
         try:
+            if self.settings.oauth2.enabled:
+                credentials(self.settings)  # here, because a thread of the client cannot report why it has no token
             with our_errors(operation):
                 yield
         except TransientError:
@@ -328,9 +389,12 @@ class PulsarClient:
 
     def close(self) -> None:
         """Close the connection and all that was made from it. Queued messages that are not flushed are lost (H9)."""
+        self._closing.set()
         self._wire.close()
+        with self._lock:  # no other client follows
+            client = self._client
         with our_errors("closing the connection"):
-            self._client.close()
+            client.close()
 
 
 def key_of(message: Message) -> str | None:
