@@ -29,6 +29,7 @@ from sources.stream import StreamPlanner
 from tests.support.certificates import Authority
 from tests.support.ingest import running_ingest
 from tests.support.issuer import Issuer
+from tests.support.reading_back import patiently
 from tests.support.secured import PULSAR_PASSWORDS, PULSAR_USER, SecuredArtemis, SecuredPulsar
 from tests.support.secured_tiers import PLANT, payloads, provisioned_for, pushing, write_command
 from tests.support.waiting import poll_for
@@ -59,9 +60,11 @@ def tiers(mine: PulsarSettings, admin: PulsarSettings, artemis: SecuredArtemis) 
     planner = StreamPlanner(parse({**connection_options(mine), **asked}, streaming=True))
     got: list[Message] = []
     device = artemis.settings("device")
+    # Asked again, because a Pulsar that was just restarted answers late.
+    outside = admin.model_copy(update={"operation_timeout": 5.0})
 
     def delivered(command: str) -> bool:
-        receipts = map(Receipt.decode, payloads(admin, admin.system_topic(RECEIPTS_TOPIC)))
+        receipts = map(Receipt.decode, patiently(payloads, outside, admin.system_topic(RECEIPTS_TOPIC)))
         return any(r.command_id == command and r.state == "delivered" for r in receipts)
 
     def read(start: Any) -> tuple[Any, list[bytes]]:
@@ -82,13 +85,13 @@ def tiers(mine: PulsarSettings, admin: PulsarSettings, artemis: SecuredArtemis) 
             nonlocal at
             before, found, commands = acknowledged(), [], len(got)
             client.publish("plant/d1/t", reading)
-            command = write_command(admin, command_topic)
-            poll_for(lambda: reading in payloads(admin, topic), 60, "the reading in Pulsar")
+            command = patiently(write_command, outside, command_topic)
+            poll_for(lambda: reading in patiently(payloads, outside, topic), 60, "the reading in Pulsar")
             poll_for(lambda: acknowledged() > before, 30, "the acknowledgement")
 
             def reached_spark() -> bool:
                 nonlocal at
-                at, rows = read(at)
+                at, rows = patiently(read, at)
                 found.extend(rows)
                 return reading in found
 
