@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,7 +176,14 @@ class SecuredPulsar:
         self._java.stop()
 
     def restart(self, password: str) -> None:
-        """Start it again with its data and another password of its user. It reads passwords at its start alone."""
+        """Start it again with its data and another password of its user. It reads passwords at its start alone.
+
+        It ends by itself: the registration of a killed bookie can be deleted and re-created without end after a restart.
+        """
+        server = self._java.server
+        assert server is not None
+        os.kill(server.pid, signal.SIGTERM)
+        poll_for(lambda: not server.alive(), 30, "the end of the secured Pulsar")
         self.stop()
         self.password = password
         self.start()
