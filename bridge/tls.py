@@ -36,6 +36,11 @@ _CERTIFICATE_PROBLEMS: Final = (
 """Numbers of OpenSSL's X509_V_ERR_…, the problem and the remedy; the last entry is for all other numbers. The numbers are
 the same in all versions of OpenSSL."""
 
+_ADDRESSES: Final = {"mqtt": "mqtt.host", "pulsar.oauth2": "pulsar.oauth2.issuer_url"}
+"""The setting with the server's address, by section; both URLs for pulsar."""
+_PLAIN: Final = {"mqtt": "mqtt.tls=false", "pulsar.oauth2": "http:// in pulsar.oauth2.issuer_url"}
+"""The setting without TLS, by section."""
+
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "HTTP_REQUEST")
 _OURS_WANTED: Final = ("ALERT_CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
 _OURS_REFUSED: Final = (
@@ -50,7 +55,7 @@ _OURS_REFUSED: Final = (
 
 
 def client_context(files: MqttSettings | PulsarSettings, section: str) -> ssl.SSLContext:
-    """Return a context with the current content of the files. ``section`` is the one in errors: mqtt, pulsar.
+    """Return a context with the current content of the files. ``section`` is the one in errors: mqtt, pulsar, pulsar.oauth2.
 
     Raises ConfigError with the setting whose file cannot be used.
     """
@@ -109,7 +114,7 @@ def _theirs(error: ssl.SSLCertVerificationError, section: str, where: str) -> De
     text = str(error.verify_message or error).rstrip(".")
     found = (entry[1:] for entry in _CERTIFICATE_PROBLEMS if error.verify_code in entry[0] or not entry[0])
     what, remedy = next(found)
-    address = "mqtt.host" if section == "mqtt" else "pulsar.service_url, pulsar.admin_url"
+    address = _ADDRESSES.get(section, "pulsar.service_url, pulsar.admin_url")
     return DeniedError(
         f"the certificate of {where} {what.format(text=text)}", remedy=remedy.format(section=section, address=address)
     )
@@ -117,7 +122,7 @@ def _theirs(error: ssl.SSLCertVerificationError, section: str, where: str) -> De
 
 def _of_reason(reason: str, given: bool, section: str, where: str) -> DeniedError | None:
     if reason in _NO_TLS:
-        setting = "mqtt.tls=false" if section == "mqtt" else "pulsar:// and http:// in pulsar.service_url, admin_url"
+        setting = _PLAIN.get(section, "pulsar:// and http:// in pulsar.service_url, admin_url")
         return DeniedError(f"{where} does not use TLS", remedy=f"give its TLS port, or turn TLS off ({setting})")
     if any(reason.endswith(end) for end in (_OURS_WANTED if given else _OURS_WANTED + _OURS_REFUSED)):
         return DeniedError(

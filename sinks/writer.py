@@ -51,6 +51,8 @@ class TaskWriter:
         RefusedError, or ContractError for a bad row that fails the task. Then the producers are closed, an unknown part
         of the task is stored, and the whole task must be repeated.
         """
+        if self._client is not None and self._client.renewals:
+            self.retire()  # a new password closed its producers
         receipts = Receipts()
         partitions: dict[str, list[str]] = {}  # by topic, looked up in each task
         messages = bad = 0

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from bridge.errors import PulsebridgeError
 from bridge.pulsar.wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
 from bridge.pulsar.wire.connection import KEEP_ALIVE_S, Accepted
 
@@ -161,7 +162,7 @@ class BrokerLink:
                     self.write(self._credentials())
                 elif answer.kind != Kind.PONG:
                     self._inbound.append(answer)
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, PulsebridgeError) as e:  # ours: no new credentials
             self._end(str(e))
             return False
         return True

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from bridge.contract import Position
 from bridge.contract.decoding import checked_text, checked_whole, decodes, json_of_record
-from bridge.errors import FencedError, RefusedError, TransientError
+from bridge.errors import FencedError, PulsebridgeError, RefusedError, TransientError
 from bridge.killpoints import reach
 from bridge.loggers import get_logger
 from bridge.pulsar.admin import PulsarAdmin, subscription_path
@@ -82,6 +83,7 @@ class RetentionSubscription:
         self._consumers: dict[str, Consumer] = {}
         self._records: dict[str, SubscriptionRecord] = {}
         self._acked: dict[str, _Acked] = {}
+        self._renewals = client.renewals
 
     def record(self, partition: str) -> SubscriptionRecord | None:
         """Return the record in the subscription's properties, None if it is missing or not ours."""
@@ -124,6 +126,7 @@ class RetentionSubscription:
 
     def consumer(self, partition: str) -> Consumer | None:
         """Return the consumer attached to a partition, None if there is none."""
+        self._follow_client()
         return self._consumers.get(partition)
 
     def attach(self, partitions: Iterable[str]) -> None:
@@ -144,6 +147,7 @@ class RetentionSubscription:
         2. Acknowledge the last existing entry before the end, if there is one.
         After a crash between 1 and 2, Pulsar keeps more than needed until the next commit.
         """
+        self._follow_client()
         for partition, end in stops.items():
             if partition not in self._consumers:
                 continue
@@ -197,6 +201,17 @@ class RetentionSubscription:
     def close(self) -> None:
         """Detach from the subscriptions; they stay in Pulsar and retain data."""
         self._detach(list(self._consumers))
+
+    def _follow_client(self) -> None:
+        """Attach again if the client was replaced, because that closed its consumers."""
+        renewals = self._client.renewals
+        if renewals != self._renewals:
+            until = time.monotonic() + self._deadline_s
+            for name, consumer in self._consumers.items():
+                with suppress(PulsebridgeError), our_errors(f"detaching from {self.name} on {name}"):
+                    consumer.close()  # it may have been attached meanwhile
+                self._consumers[name] = self._subscribe(name, until)
+            self._renewals = renewals
 
     def _detach(self, partitions: Iterable[str]) -> None:
         for partition in partitions:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -22,13 +22,14 @@ load_late("fastavro", "google.protobuf.descriptor_pb2")
 
 import pulsar
 
-from bridge.errors import DeniedError, ForbiddenError, TerminalError, TransientError
+from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, TerminalError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import addresses, answering, dial, with_grant
+from bridge.pulsar.dial import addresses, answering, credentials, dial, with_grant
 from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.wire.client import WireClient
 from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.secret_file import SecretFile
 
 __all__ = [
     "EARLIEST",
@@ -67,6 +68,9 @@ LATEST: Final = pulsar.MessageId.latest
 
 OK: Final = pulsar.Result.Ok
 
+_PASSWORD_S: Final = 1.0
+"""How often the file of a password is read, in seconds."""
+
 NO_TEXT: Final = "its key or one of its properties is not valid UTF-8"
 
 MAX_BATCH_BYTES: Final = 1024 * 1024
@@ -100,6 +104,30 @@ def received(receive: Callable[[int], Message], wait_ms: int, operation: str) ->
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def _authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
+    if settings.password is not None:
+        return pulsar.AuthenticationBasic(settings.username, settings.password.get_secret_value())
+    if settings.oauth2.enabled or settings.token is not None:
+        # Called at each connect, and if the broker reports that the last token expires.
+        return pulsar.AuthenticationToken(lambda: _token(settings))
+    if settings.tls_certificate is not None:
+        return pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
+    return None
+
+
+def _token(settings: PulsarSettings) -> str:
+    """Return the current token, an empty one if there is none. The C++ client would end the process at an exception."""
+    try:
+        return credentials(settings)[1].decode()
+    except Exception as e:  # noqa: BLE001 see above
+        log.warning(
+            "Pulsar's client has no token, so brokers refuse it until it has one. Action: see that the OAuth2 issuer answers",
+            why=str(e),
+            shown=1,
+        )
+        return ""
 
 
 def _client_log(shown: bool) -> object:
@@ -165,20 +193,14 @@ class ChunkingProducer:
 
 
 def _pulsar_client(settings: PulsarSettings, url: str) -> pulsar.Client:
-    auth = None
-    if settings.token is not None:
-        # Called at each connect, and if the broker reports that the last token expires.
-        auth = pulsar.AuthenticationToken(settings.token.get_secret_value)
-    elif settings.tls_certificate is not None:
-        auth = pulsar.AuthenticationTLS(str(settings.tls_certificate), str(settings.tls_private_key))
     return pulsar.Client(
         url,
-        authentication=auth,
+        authentication=_authentication(settings),
         operation_timeout_seconds=int(settings.operation_timeout),
         stats_interval_in_seconds=0,
         tls_trust_certs_file_path=_text(settings.tls_ca),
         tls_validate_hostname=settings.tls_validate_hostname,
-        # The client reads these files at each connect. With a token, the certificate is for TLS only.
+        # The client reads these files at each connect. With a token or a user, the certificate is for TLS only.
         tls_certificate_file_path=_text(settings.tls_certificate),
         tls_private_key_file_path=_text(settings.tls_private_key),
         connection_timeout_ms=int(settings.connection_timeout * 1000),
@@ -194,12 +216,21 @@ class PulsarClient:
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = settings
+        self.renewals = 0
+        """How often a new password replaced the client; that closes its producers, readers and consumers."""
         self._authenticated = False  # whether a call of this client has succeeded
+        self._closing = threading.Event()
         self._wire = WireClient(settings)
         self._lock = threading.Lock()
         self._clients: dict[str, pulsar.Client] = {}
         """One for each set of hosts that answered, because Pulsar's client keeps those it was given."""
+        follow = None
+        if isinstance(settings.password, SecretFile):
+            args = (credentials(settings),)
+            follow = threading.Thread(target=self._follow_password, args=args, name="pulsar-password", daemon=True)
         self._client = self._connect()
+        if follow is not None:
+            follow.start()
 
     def _connect(self) -> pulsar.Client:
         settings = self.settings
@@ -222,6 +253,30 @@ class PulsarClient:
         with self._errors(operation, topic, action):
             return call(other)
 
+    def _follow_password(self, used: tuple[str, bytes]) -> None:
+        """Replace the client when the file has a new password that a broker accepts. Runs on its own thread.
+
+        Pulsar's client never reads a password again, unlike a token. What is in flight fails, as at a lost connection.
+        """
+        while not self._closing.wait(_PASSWORD_S):
+            found = credentials(self.settings)
+            if found == used:
+                continue
+            try:
+                dial(self.settings, self.settings.connection_timeout)
+            except PulsebridgeError as e:
+                log.debug("no broker accepts the new password yet", why=e.what)
+                continue
+            with self._lock:
+                if self._closing.is_set():
+                    return
+                former, self._clients = list(self._clients.values()), {}
+            self._client, used = self._connect(), found
+            log.info("Pulsar's client uses the new password", user=self.settings.username)
+            with suppress(PulsebridgeError):
+                _close(former)
+            self.renewals += 1
+
     def __enter__(self) -> PulsarClient:
         return self
 
@@ -236,6 +291,8 @@ class PulsarClient:
         access. ``action`` is the right that the call needs on the topic's namespace.
         """
         try:
+            if self.settings.oauth2.enabled:
+                credentials(self.settings)  # here, because a thread of the client cannot report why it has no token
             with our_errors(operation):
                 yield
         except TransientError:
@@ -375,10 +432,17 @@ class PulsarClient:
 
     def close(self) -> None:
         """Close the connection and all that was made from it. Queued messages that are not flushed are lost (H9)."""
+        self._closing.set()
         self._wire.close()
-        with our_errors("closing the connection"), ExitStack() as closing:
-            for client in self._clients.values():
-                closing.callback(client.close)
+        with self._lock:  # no other client follows
+            clients = list(self._clients.values())
+        _close(clients)
+
+
+def _close(clients: Sequence[pulsar.Client]) -> None:
+    with our_errors("closing the connection"), ExitStack() as closing:
+        for client in clients:
+            closing.callback(client.close)
 
 
 def key_of(message: Message) -> str | None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from bridge.contract import namespace_of
 from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, RefusedError, TransientError
+from bridge.pulsar.oauth2 import access_token
 from bridge.pulsar.wire import commands
 from bridge.settings.pulsar import PulsarSettings, hosts_of
 from bridge.tls import client_context, handshake_problem
@@ -102,8 +103,15 @@ def _answers(settings: PulsarSettings, host: str, port: int) -> bool:
 
 def credentials_remedy(settings: PulsarSettings) -> str:
     """Return what to check if our credentials are not accepted."""
+    if settings.username is not None:
+        return "check pulsar.username and pulsar.password (or password_file); Pulsar accepts no colon in a password"
+    if settings.oauth2.enabled:
+        return "check pulsar.oauth2: do the brokers trust this issuer's key, and expect this audience?"
     if settings.token is None and settings.tls_certificate is None:
-        return "it requires credentials: set pulsar.token (or token_file), or a client certificate"
+        return (
+            "it requires credentials: set pulsar.token (or token_file), pulsar.username and pulsar.password, "
+            "pulsar.oauth2, or a client certificate"
+        )
     expiry = _claims(settings).get("exp")
     if isinstance(expiry, int | float) and expiry <= time.time():
         return f"pulsar.token (or token_file) expired {time.time() - expiry:.0f} s ago: give a new one"
@@ -113,17 +121,18 @@ def credentials_remedy(settings: PulsarSettings) -> str:
 
 
 def role_of(settings: PulsarSettings) -> str | None:
-    """Return Pulsar's name of our role: the subject of our token, which is not secret; None if it is not known."""
+    """Return Pulsar's name of our role: the user, or the token's subject, which is not secret; None if not known."""
+    if settings.username is not None:
+        return settings.username
     subject = _claims(settings).get("sub")
     return subject if isinstance(subject, str) else None
 
 
 def _claims(settings: PulsarSettings) -> dict[str, object]:
     """Return the claims of our JSON Web Token, for messages to users. Servers verify the token, this does not."""
-    token = "" if settings.token is None else settings.token.get_secret_value()
-    with suppress(ValueError):
-        _, body, _ = token.split(".")
-        found = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+    with suppress(ValueError, PulsebridgeError):
+        _, body, _ = credentials(settings)[1].split(b".")
+        found = json.loads(base64.urlsafe_b64decode(body + b"=" * (-len(body) % 4)))
         return found if isinstance(found, dict) else {}
     return {}
 
@@ -155,7 +164,11 @@ def with_grant(error: DeniedError, settings: PulsarSettings, topic: str, *action
 
 
 def credentials(settings: PulsarSettings) -> tuple[str, bytes]:
-    """Return the method and the data of our current credentials."""
+    """Return the method and the data of our current credentials. Raises as ``access_token``."""
+    if settings.username is not None and settings.password is not None:
+        return "basic", f"{settings.username}:{settings.password.get_secret_value()}".encode()
+    if settings.oauth2.enabled:
+        return "token", access_token(settings).encode()
     if settings.token is not None:
         return "token", settings.token.get_secret_value().encode()
     return ("tls", b"") if settings.tls_certificate is not None else ("", b"")
@@ -170,6 +183,7 @@ def open_connection(
     """
     where = f"Pulsar at {host}:{port}"
     secure = settings.service_url.startswith("pulsar+ssl:")
+    offered = credentials(settings)
     link: socket.socket | None = None
     try:
         link = socket.create_connection((host, port), timeout=timeout_s)
@@ -177,7 +191,7 @@ def open_connection(
         if secure:
             context = client_context(settings, "pulsar")
             link = context.wrap_socket(link, server_hostname=host)
-        return link, _talk(link, settings, where, proxy_to)
+        return link, _talk(link, commands.connect(*offered, proxy_to=proxy_to), settings, where)
     except BaseException as e:
         if link is not None:
             link.close()
@@ -197,8 +211,8 @@ def _problem(error: OSError | UnicodeError, settings: PulsarSettings, where: str
     return TransientError(f"{where} cannot be reached: {error}")
 
 
-def _talk(link: socket.socket, settings: PulsarSettings, where: str, proxy_to: str) -> commands.Answer:
-    link.sendall(commands.connect(*credentials(settings), proxy_to=proxy_to))
+def _talk(link: socket.socket, connect: bytes, settings: PulsarSettings, where: str) -> commands.Answer:
+    link.sendall(connect)
     head = _exactly(link, 8)
     if not head:
         hint = "" if isinstance(link, ssl.SSLSocket) else "; is that its TLS port, which needs pulsar+ssl://?"

@@ -41,13 +41,14 @@ def as_our_error(error: object, operation: str) -> PulsebridgeError:
     if name == "AuthenticationError":
         return DeniedError(
             f"{operation}: Pulsar does not accept our credentials",
-            remedy="check pulsar.token (or token_file) or pulsar.tls_certificate: another cluster's, or expired?",
+            remedy="check pulsar.token (or token_file), pulsar.password, pulsar.oauth2 or pulsar.tls_certificate: another "
+            "cluster's, or expired?",
         )
     if name == "AuthorizationError":
         return ForbiddenError(
             f"{operation}: Pulsar does not allow it",
-            remedy="grant it to the role of pulsar.token or pulsar.tls_certificate (pulsar-admin namespaces "
-            "grant-permission); `pulsebridge provision --dry-run` prints what each tier needs",
+            remedy="grant it to the role of these credentials (pulsar-admin namespaces grant-permission); "
+            "`pulsebridge provision --dry-run` prints what each tier needs",
         )
     if name == "TopicTerminated":
         return TerminatedError(f"{operation}: the topic was terminated")

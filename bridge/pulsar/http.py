@@ -1,12 +1,13 @@
-"""Requests to Pulsar's admin REST with the current token and certificates.
+"""Requests to Pulsar's admin REST with the current credentials and certificates.
 
-Token and certificates are re-read when their files change. A broker that does not own a topic answers 307 with the
-owner's address. The token is sent to that address too, as Pulsar's own tools do, but never from https to http.
+Credentials and certificates are re-read when their files change. A broker that does not own a topic answers 307 with the
+owner's address. The credentials are sent to that address too, as Pulsar's own tools do, but never from https to http.
 """
 
 # ruff: noqa: E402  load_late runs before the imports
 from __future__ import annotations
 
+import base64
 import re
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ import httpx
 
 from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, RefusedError, TransientError, UnreachableError
 from bridge.loggers import get_logger
-from bridge.pulsar.dial import credentials_remedy, grant_remedy, whom
+from bridge.pulsar.dial import credentials, credentials_remedy, grant_remedy, whom
 from bridge.settings.pulsar import PulsarSettings
 from bridge.tls import client_context, file_stamps, handshake_problem
 
@@ -33,6 +34,8 @@ log = get_logger("pulsar")
 
 ROOT: Final = "/admin/v2"
 _REDIRECTS: Final = 5
+_SCHEMES: Final = {"token": "Bearer", "basic": "Basic"}
+"""HTTP's name of a method of authentication."""
 _BY_CONSUME: Final = frozenset(
     {
         "CONSUME",
@@ -82,7 +85,8 @@ class AdminHttp:
 
         With several hosts, the next one gets a request that a host cannot have executed, and any GET. Raises
         UnreachableError with the host that failed, also after a redirect, DeniedError if its certificate or ours is not
-        accepted, RefusedError if it redirects from https to http.
+        accepted, RefusedError if it redirects from https to http; with OAuth2 also the errors
+        of its issuer.
         """
         with closing(self._first_answer(method, root + path, body)) as answer:
             try:
@@ -159,14 +163,16 @@ class AdminHttp:
     # --- inside ---
 
     def _authorize(self, request: httpx.Request) -> None:
-        """Add the current token. httpx calls this for each request and each redirected one, without the header."""
+        """Add the current credentials. httpx calls this for each request and each redirected one, without the header."""
         if self._settings.admin_url.startswith("https:") and request.url.scheme != "https":
             raise RefusedError(
                 f"Pulsar's admin at {self._settings.admin_url} redirects to {request.url}, without TLS",
                 remedy="set webServicePortTls for all its brokers",
             )
-        if self._settings.token is not None:
-            request.headers["Authorization"] = f"Bearer {self._settings.token.get_secret_value()}"
+        method, data = credentials(self._settings)
+        if method in _SCHEMES:
+            shown = base64.b64encode(data) if method == "basic" else data
+            request.headers["Authorization"] = f"{_SCHEMES[method]} {shown.decode()}"
 
     def _current(self) -> httpx.Client:
         with self._lock:

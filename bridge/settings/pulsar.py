@@ -13,7 +13,7 @@ from bridge.contract import NAMESPACE, TENANT, topic_name
 from bridge.settings.base import COMMON, Section
 from bridge.settings.units import Duration, Size
 
-__all__ = ["PulsarSettings", "hosts_of"]
+__all__ = ["OAuth2Settings", "PulsarSettings", "hosts_of"]
 
 # Pulsar's NamedEntity: the valid characters in the name of a tenant or a namespace.
 _NAME: Final = re.compile(r"[-=:.\w]+", re.ASCII)
@@ -45,6 +45,41 @@ def hosts_of(url: str) -> list[tuple[str, int]]:
     return found
 
 
+class OAuth2Settings(Section):
+    """OAuth2 client credentials: an issuer gives the tokens. Off without an issuer_url or a key."""
+
+    issuer_url: str | None = None
+    """URL of the issuer; its /.well-known/openid-configuration names the token endpoint."""
+    client_id: str | None = None
+    """Client id at the issuer."""
+    client_secret: SecretStr | None = None
+    """Client secret at the issuer; also as client_secret_file, which is read at each request for a token."""
+    key: SecretStr | None = None
+    """Instead of both: Pulsar's key file, JSON with type, client_id, client_secret and issuer_url; usually as key_file,
+    which is read at each request for a token. Its issuer_url applies if pulsar.oauth2.issuer_url is not set."""
+    audience: str | None = None
+    """Audience of the tokens, as some issuers require it."""
+    scope: str | None = None
+    """Scopes of the tokens, separated by spaces."""
+    tls_ca: Path | None = None
+    """PEM file of the authorities that sign the issuer's certificate; null for the system's."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether tokens come from an issuer."""
+        return self.issuer_url is not None or self.key is not None
+
+    @model_validator(mode="after")
+    def _complete(self) -> OAuth2Settings:
+        if self.enabled and {self.client_id is None, self.client_secret is None} != {self.key is not None}:
+            raise ValueError("give client_id and client_secret (or client_secret_file), or key_file instead of both")
+        if not self.enabled and any(value is not None for _, value in self):
+            raise ValueError("issuer_url is required")
+        if self.issuer_url is not None and not self.issuer_url.startswith(("https://", "http://")):
+            raise ValueError("issuer_url does not begin with https:// or http://")
+        return self
+
+
 class PulsarSettings(Section):
     """The addresses of Pulsar, our identity, and the namespaces of Pulsebridge's topics."""
 
@@ -55,6 +90,11 @@ class PulsarSettings(Section):
     """Pulsar's admin REST URL. It may name several brokers or proxies, as http://a:8080,b:8080."""
     token: SecretStr | None = Field(None, json_schema_extra=COMMON)
     """Token for both; also as token_file, which is read at each use."""
+    username: str | None = None
+    """User name for both (basic authentication), instead of a token."""
+    password: SecretStr | None = None
+    """Password for both; also as password_file, which is read at each use."""
+    oauth2: OAuth2Settings = Field(default_factory=OAuth2Settings)
     tls_ca: Path | None = None
     """PEM file of the authorities that sign the brokers' certificates."""
     tls_certificate: Path | None = None
@@ -124,6 +164,12 @@ class PulsarSettings(Section):
                 raise ValueError("namespaces must not list the system namespace, or a device could write to commands")
         if (self.tls_certificate is None) != (self.tls_private_key is None):
             raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password belong together: give both or neither")
+        if ":" in (self.username or ""):
+            raise ValueError("username must not contain a colon: it separates name and password")
+        if (self.token is not None) + (self.username is not None) + self.oauth2.enabled > 1:
+            raise ValueError("token, username and oauth2 are different credentials: give one of them")
         return self
 
     @property

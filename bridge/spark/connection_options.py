@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from bridge.settings.pulsar import PulsarSettings, hosts_of
 from bridge.settings.secret_file import SecretFile
 from bridge.settings.units import Duration
-from bridge.spark.java_authentication import TOKEN_CLASS, identity_of
+from bridge.spark.java_authentication import TOKEN_CLASS, identity_of, plug_in_of
 
 __all__ = ["CONNECTION_OPTIONS", "OptionReader", "connection_options", "pulsar_settings"]
 
@@ -21,8 +21,8 @@ CONNECTION_OPTIONS: Final[Mapping[str, str]] = {
     "service.url": "Pulsar's binary service URL, pulsar:// or pulsar+ssl://; required.",
     "admin.url": "Pulsar's admin REST URL, http:// or https://; default: port 8080 (with TLS 8443) of the hosts of service.url. Several hosts are allowed in both: http://a:8080,b:8080.",
     "pulsar.client.token": "Token for both URLs.",
-    "pulsar.client.authPluginClassName": "Java class name of an authentication plug-in, or its short name: AuthenticationToken, AuthenticationTls, AuthenticationDisabled.",
-    "pulsar.client.authParams": "Its parameters: token:…, file:///… (the file is read at each use, so a token can rotate), or tlsCertFile:…,tlsKeyFile:…; also as JSON.",
+    "pulsar.client.authPluginClassName": "Java class name of an authentication plug-in, or its short name: AuthenticationToken, AuthenticationTls, AuthenticationBasic, AuthenticationOAuth2, AuthenticationDisabled.",
+    "pulsar.client.authParams": "Its parameters: token:…, file:///… (the file is read at each use, so a token can rotate), or tlsCertFile:…,tlsKeyFile:…; also as JSON. AuthenticationBasic: JSON with userId and password (or passwordFile). AuthenticationOAuth2: JSON with issuerUrl, privateKey (the URL of a key file) or clientId and clientSecret (or clientSecretFile), audience, scope, trustCertsFilePath. Files are read by driver and executors at each use.",
     "pulsar.client.authParamMap": "The same, as JSON.",
     "pulsar.client.tlsTrustCertsFilePath": "PEM file of the authorities that sign the brokers' certificates.",
     "pulsar.client.tlsCertificateFilePath": "PEM file of this client's certificate.",
@@ -43,6 +43,7 @@ def connection_options(pulsar: PulsarSettings) -> dict[str, str]:
         found["pulsar.client.authParams"] = pulsar.token.path.absolute().as_uri()
     elif pulsar.token is not None:
         found["pulsar.client.token"] = pulsar.token.get_secret_value()
+    found |= {f"pulsar.client.{name}": value for name, value in plug_in_of(pulsar).items()}
     for name, value in (
         ("tlsTrustCertsFilePath", pulsar.tls_ca),
         ("tlsCertificateFilePath", pulsar.tls_certificate),

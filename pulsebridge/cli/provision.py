@@ -60,7 +60,7 @@ def _provision(
     """Create the missing namespaces, policies, topics, subscriptions and rights in Pulsar.
 
     It is for clusters in which ingest and push lack the rights for this (pulsar.provision: verify or off). The role of
-    pulsar.token must administer the tenant.
+    the credentials in pulsar.* must administer the tenant.
 
     Examples:
 

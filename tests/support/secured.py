@@ -1,6 +1,6 @@
 """Servers with TLS, authentication and authorization on, for tests of what needs which rights.
 
-``SecuredPulsar`` takes tokens (HS256) and client certificates; the role ``admin`` may do all, every other what a test
+``SecuredPulsar`` takes tokens (RS256), one user with a password, and client certificates; the role ``admin`` may do all, every other what a test
 grants. ``SecuredArtemis`` has users with roles, ``mosquitto`` a password file and an access list. All listen on the
 loopback address, are started by the tests that want them, and end with them.
 """
@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from typing import Any
 
 import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bridge.mqtt.device import probe
 from bridge.mqtt.types import Connected
@@ -39,9 +42,23 @@ from pulsebridge.local.sizes import Sizes
 from tests.support.certificates import HOST, Authority, Pem
 from tests.support.waiting import poll_for
 
-__all__ = ["PASSWORD", "SecuredArtemis", "SecuredPulsar", "mosquitto", "mosquitto_program"]
+__all__ = [
+    "PASSWORD",
+    "PULSAR_PASSWORDS",
+    "PULSAR_USER",
+    "SecuredArtemis",
+    "SecuredPulsar",
+    "mosquitto",
+    "mosquitto_program",
+]
 
 PASSWORD = "an-mqtt-password"
+PULSAR_USER = "by-password"
+PULSAR_PASSWORDS = {
+    "a-pulsar-password": "$apr1$pulsebri$q.3KceGVNKSs70pRNqbgR/",
+    "the-next-password": "$apr1$pulsebri$Nq4jN3jE94P4MNs2G.ptj.",
+}
+"""Passwords of this user, as `htpasswd` and `openssl passwd -apr1` hash them; see ``SecuredPulsar.password``."""
 _SIZES = Sizes(
     pulsar_heap=384,
     pulsar_direct=384,
@@ -85,11 +102,13 @@ class _Java:
 
 
 class SecuredPulsar:
-    """A standalone with TLS beside plain ports, tokens, client certificates, authorization."""
+    """A standalone with TLS beside plain ports, tokens, a user, client certificates, authorization."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self._java = _Java(folder, distributions.PULSAR)
-        self._secret = secrets.token_bytes(32)
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self.password = next(iter(PULSAR_PASSWORDS))
+        """The password of ``PULSAR_USER``."""
         self.authority = authority
         self.certificate = authority.issue("pulsar")
         self._ports = free_ports(5)
@@ -105,8 +124,9 @@ class SecuredPulsar:
         """Start it and wait until its admin and a look-up answer the role ``admin``."""
         folder, java = self._java.folder, self._java
         plain, web, tls, web_tls, bookie = self._ports
-        key = folder / "etc/secret.key"
-        key.write_bytes(self._secret)
+        key, users = folder / "etc/public.key", folder / "etc/htpasswd"
+        key.write_bytes(self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+        users.write_text(f"{PULSAR_USER}:{PULSAR_PASSWORDS[self.password]}\n", encoding="utf-8")
         package = "org.apache.pulsar.broker.authentication"
         overrides = pulsar_overrides(
             pulsar_port=plain, admin_port=web, loopback=loopback_interface(), sizes=_SIZES, fsync=False
@@ -118,9 +138,12 @@ class SecuredPulsar:
             "tlsTrustCertsFilePath": str(self.authority.file),
             "tlsCertRefreshCheckDurationSec": "1",
             "authenticationEnabled": "true",
-            "authenticationProviders": f"{package}.AuthenticationProviderToken,{package}.AuthenticationProviderTls",
+            "authenticationProviders": ",".join(
+                f"{package}.AuthenticationProvider{kind}" for kind in ("Token", "Basic", "Tls")
+            ),
+            "basicAuthConf": f"file://{users}",
             "authenticationRefreshCheckSeconds": "1",
-            "tokenSecretKey": f"file://{key}",
+            "tokenPublicKey": f"file://{key}",
             "authorizationEnabled": "true",
             "superUserRoles": "admin",
             "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
@@ -152,12 +175,25 @@ class SecuredPulsar:
         """End it."""
         self._java.stop()
 
+    def restart(self, password: str) -> None:
+        """Start it again with its data and another password of its user. It reads passwords at its start alone.
+
+        It ends by itself: the registration of a killed bookie can be deleted and re-created without end after a restart.
+        """
+        server = self._java.server
+        assert server is not None
+        os.kill(server.pid, signal.SIGTERM)
+        poll_for(lambda: not server.alive(), 30, "the end of the secured Pulsar")
+        self.stop()
+        self.password = password
+        self.start()
+
     def token(self, role: str, *, seconds: float | None = None) -> str:
         """Return a token for a role, which expires after ``seconds`` if given."""
         claims: dict[str, Any] = {"sub": role}
         if seconds is not None:
             claims["exp"] = time.time() + seconds
-        return jwt.encode(claims, self._secret, algorithm="HS256")
+        return jwt.encode(claims, self._key, algorithm="RS256")
 
     def settings(self, role: str | None, **changes: Any) -> PulsarSettings:
         """Return settings over TLS with a token for ``role``, and with none for None."""

@@ -161,7 +161,7 @@ PONG: Final = frame(Kind.PONG)
 
 
 def connect(method: str, data: bytes, *, proxy_to: str = "") -> bytes:
-    """Return CONNECT. ``method`` is that of the credentials ``data``: token, tls, or empty for none."""
+    """Return CONNECT. ``method`` is that of the credentials ``data``: token, basic, tls, or empty for none."""
     body = text(1, b"pulsebridge")
     if data:
         body += text(3, data)

@@ -18,6 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from bridge.errors import PulsebridgeError
 from bridge.loggers import get_logger
 from bridge.poller import Poller
 from bridge.pulsar.wire.commands import PING, PONG, REQUEST_FIELD, Answer, Frames, Kind, WireError
@@ -47,7 +48,7 @@ class Accepted(NamedTuple):
     max_message_bytes: int
     """The largest message that the broker accepts."""
     credentials: Callable[[], bytes]
-    """Makes the frame that answers the broker's request for new credentials."""
+    """Makes the frame that answers the broker's request for new credentials. May raise PulsebridgeError."""
 
 
 class BrokerConnection:
@@ -142,7 +143,7 @@ class BrokerConnection:
         try:
             while not self._closing and self._turn():
                 pass
-        except (OSError, ValueError) as e:
+        except (OSError, ValueError, PulsebridgeError) as e:  # ours: no new credentials
             why = WireError("Disconnected", str(e))
         except BaseException as e:  # a defect of ours; the waiting callers must still be notified
             why = WireError("Disconnected", repr(e))

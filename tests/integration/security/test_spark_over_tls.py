@@ -9,10 +9,12 @@ import pytest
 
 from bridge.contract import COMMANDS_TOPIC, partition_name
 from bridge.pulsar.client import PulsarClient
+from bridge.settings.pulsar import OAuth2Settings
 from bridge.settings.secret_file import SecretFile
 from sources.options import connection_options
 from tests.support.certificates import Authority
-from tests.support.secured import SecuredPulsar
+from tests.support.issuer import Issuer
+from tests.support.secured import PULSAR_USER, SecuredPulsar
 from tests.support.secured_tiers import granted, payloads, provisioned_for, write_reading
 
 if TYPE_CHECKING:
@@ -80,3 +82,29 @@ def test_tasks_read_with_a_client_certificate(spark: SparkSession, pulsar: Secur
     settings = admin.model_copy(update={"token": None, "tls_certificate": pem.certificate, "tls_private_key": pem.key})
     rows = spark.read.format("pulsebridge").options(**connection_options(settings), topic=topic).load()
     assert [bytes(row.value) for row in rows.select("value").collect()] == [b"a reading"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["basic", "oauth2"])
+def test_tasks_read_and_write_with_a_user_and_with_tokens_of_an_issuer(
+    kind: str, spark: SparkSession, pulsar: SecuredPulsar, authority: Authority, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text(pulsar.password, encoding="utf-8")
+    secret = SecretFile(tmp_path / "secret")
+    admin = provisioned_for(pulsar, {"source": PULSAR_USER, "sink": PULSAR_USER})
+    topic = admin.readings_topic("plant")
+    write_reading(admin, topic)
+    with Issuer(pulsar.token, certificate=authority.issue("issuer")).running() as issuer:
+        issuer.clients[PULSAR_USER] = secret.get_secret_value()
+        values: dict[str, object] = {"username": PULSAR_USER, "password": secret}
+        if kind == "oauth2":
+            found = {"client_id": PULSAR_USER, "client_secret": secret, "tls_ca": authority.file}
+            values = {"oauth2": OAuth2Settings(issuer_url=issuer.url, **found)}
+        options = connection_options(admin.model_copy(update={"token": None} | values))
+        rows = spark.read.format("pulsebridge").options(**options, topic=topic).load()
+        assert [bytes(row.value) for row in rows.select("value").collect()] == [b"a reading"]
+        where = {"tenant": admin.tenant, "namespace": admin.namespace, "system.namespace": admin.system_namespace}
+        commands = spark.sql(COMMAND).write.format("pulsebridge_commands")
+        commands.options(**options, **where, provision="false").mode("append").save()
+    assert payloads(admin, admin.system_topic(COMMANDS_TOPIC)) == [b"reset"]
+    assert bool(issuer.requests) == (kind == "oauth2")

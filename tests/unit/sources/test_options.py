@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -11,6 +12,7 @@ from pydantic import SecretStr
 from bridge.contract import SOURCE_COLUMNS, Position
 from bridge.errors import ConfigError
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.secret_file import SecretFile
 from bridge.spark.java_authentication import TOKEN_CLASS
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, REFUSED, SAME_AS_CLIENT
 from sources.options import OPTIONS, connection_options, parse
@@ -207,9 +209,10 @@ def test_a_token_is_given_as_the_java_plug_in_takes_it(params: str) -> None:
 
 def test_other_plug_ins_are_refused_with_what_to_give_and_no_secret() -> None:
     for plugin, remedy in (
-        ("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", "is read at each use, so it can rotate"),
+        ("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", "password is not supported: give issuerUrl"),
         ("org.apache.pulsar.client.impl.auth.AuthenticationKeyStoreTls", "export the key store"),
-        ("org.apache.pulsar.client.impl.auth.AuthenticationBasic", "give a token, or a client certificate"),
+        ("org.apache.pulsar.client.impl.auth.AuthenticationBasic", "belong together"),
+        ("org.apache.pulsar.client.impl.auth.AuthenticationSasl", "give a token, or a client certificate"),
     ):
         given = {
             "pulsar.client.authPluginClassName": plugin,
@@ -222,6 +225,52 @@ def test_other_plug_ins_are_refused_with_what_to_give_and_no_secret() -> None:
         parse(BASE | {"pulsar.client.authPluginClassName": TOKEN_CLASS}, streaming=False)
     disabled = {"pulsar.client.authPluginClassName": TOKEN_CLASS.replace("Token", "Disabled")}
     assert parse(BASE | disabled, streaming=False).pulsar.token is None
+
+
+@pytest.mark.parametrize(
+    ("plugin", "params", "settings"),
+    [
+        ("AuthenticationBasic", {"userId": "u", "password": "p"}, {"username": "u", "password": "p"}),
+        ("AuthenticationBasic", {"username": "u", "passwordFile": "FILE"}, {"username": "u", "password": "FILE"}),
+        (
+            "oauth2.AuthenticationOAuth2",
+            {"type": "client_credentials", "issuerUrl": "https://i", "privateKey": "file://FILE", "audience": "a",
+             "scope": "s", "readTimeout": "PT5S"},
+            {"issuer_url": "https://i", "key": "FILE", "audience": "a", "scope": "s"},
+        ),
+        (
+            "oauth2.AuthenticationOAuth2",
+            {"issuerUrl": "https://i", "privateKey": "data:application/json;base64,eyJhIjogMX0=",
+             "trustCertsFilePath": "/ca"},
+            {"issuer_url": "https://i", "key": '{"a": 1}', "tls_ca": "/ca"},
+        ),
+        (
+            "oauth2.AuthenticationOAuth2",
+            {"issuer_url": "https://i", "client_id": "c", "clientSecretFile": "FILE"},
+            {"issuer_url": "https://i", "client_id": "c", "client_secret": "FILE"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_user_and_oauth2_are_given_as_the_java_plug_ins_take_them_and_become_the_same_options(
+    plugin: str, params: dict[str, str], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("of the file", encoding="utf-8")
+    given = {
+        "pulsar.client.authPluginClassName": f"org.apache.pulsar.client.impl.auth.{plugin}",
+        "pulsar.client.authParams": json.dumps(params).replace("FILE", str(file)),
+    }
+    identity = {name: SecretFile(file) if value == "FILE" else value for name, value in settings.items()}
+    expected = PulsarSettings(
+        service_url="pulsar://h:6650",
+        admin_url="http://h:8080",
+        **(identity if "username" in identity else {"oauth2": identity}),  # type: ignore[arg-type]
+    )
+    assert parse(BASE | given, streaming=False).pulsar == expected
+    options = connection_options(expected)
+    assert set(options) <= set(OPTIONS)
+    assert parse(options | {"topic": "t"}, streaming=False).pulsar == expected
+    assert "of the file" not in str(options)
 
 
 def test_an_url_with_a_password_is_shown_without_it() -> None:

@@ -21,6 +21,8 @@ END = Position(3, 10)
 class Pulsar:
     """Gives out consumers unless it is away, and drops each acknowledgement."""
 
+    renewals = 0
+
     def __init__(self) -> None:
         self.away = False
         self.acknowledged: list[str] = []
@@ -45,7 +47,8 @@ class Consumer:
         self._pulsar.acknowledged.append(self._partition)
 
     def close(self) -> None:
-        self._pulsar.attached.remove(self._partition)
+        if self._partition in self._pulsar.attached:
+            self._pulsar.attached.remove(self._partition)
 
 
 def test_h16_a_commit_is_sent_again_once_pulsar_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +74,18 @@ def test_h16_a_commit_is_sent_again_once_pulsar_is_reachable(monkeypatch: pytest
     now[0] += 100
     assert hold.check(views) == [*PARTITIONS]
     assert pulsar.acknowledged == [*PARTITIONS] * 2
+    assert sorted(pulsar.attached) == [*PARTITIONS]
+
+
+def test_consumers_that_a_new_password_closed_are_attached_again() -> None:
+    pulsar = Pulsar()
+    hold = RetentionSubscription("q", cast(PulsarAdmin, pulsar), cast(PulsarClient, pulsar), wait_s=0)
+    hold.attach(PARTITIONS)
+    first = [hold.consumer(name) for name in PARTITIONS]
+    pulsar.renewals += 1
+    pulsar.away = True
+    with pytest.raises(TransientError):
+        hold.commit({}, {})
+    pulsar.away = False
+    assert not set(first) & {hold.consumer(name) for name in PARTITIONS}
     assert sorted(pulsar.attached) == [*PARTITIONS]
