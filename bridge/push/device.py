@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -76,6 +76,10 @@ class Device:
     cursor: Cursor
     loaded: CommandPosition
     """The cursor's position as the former owner left it."""
+    link: str = ""
+    """The broker at which it gets its commands."""
+    placed: bool = False
+    """A sign of life or a probe chose that broker: one that a command names does not count."""
     mode: Mode = Mode.LIVE
     suspected: bool = True
     """Its first push may repeat one of the former owner."""
@@ -90,7 +94,7 @@ class Device:
     """In a row."""
     retry_at_us: int = 0
     ready: bool = False
-    """It is in the list of devices to look at."""
+    """It is in the list of devices to look at, of its broker."""
     parked: Parked = field(default_factory=Parked)
     segment_write: SegmentWrite = field(default_factory=SegmentWrite)
     replay: ReplayProgress = field(default_factory=ReplayProgress)
@@ -125,8 +129,12 @@ class Device:
 class Devices:
     """Every device that the partition knows."""
 
-    def __init__(self, remembered_ids: int, cursors: dict[str, Cursor]) -> None:
+    def __init__(
+        self, remembered_ids: int, cursors: dict[str, Cursor], locate: Callable[[Device], None] = lambda device: None
+    ) -> None:
+        """``locate`` gives a device the broker at which it is, as far as is known."""
         self._remembered_ids = remembered_ids
+        self.locate = locate
         self.awake: dict[str, Device] = {}
         """With something under way since the takeover."""
         self.dormant: dict[str, Parked] = {}
@@ -135,7 +143,9 @@ class Devices:
         """Of devices that are not awake."""
         self.dirty: dict[str, Device] = {}
         """Whose cursor is to be written."""
-        self._ready: deque[Device] = deque()
+        self._ready: defaultdict[str, deque[Device]] = defaultdict(deque)  # by broker; of some the entry is outdated
+        self.moved = False
+        """A device that is to be looked at has moved to another broker, since the owner set it to False."""
         self._retries: list[tuple[int, str]] = []
 
     def get(self, name: str) -> Device:
@@ -147,6 +157,7 @@ class Devices:
             parked = self.dormant.pop(name, None)
             if parked is not None:
                 device.mode, device.parked = Mode.PARKED, parked
+            self.locate(device)
         return device
 
     def known(self, name: str) -> Device | None:
@@ -232,15 +243,28 @@ class Devices:
         """Have the device's next command sent when it is its turn."""
         if not device.ready:
             device.ready = True
-            self._ready.append(device)
+            self._ready[device.link].append(device)
 
-    def next_ready(self) -> Device | None:
-        """Return whose turn it is, None without one."""
-        if not self._ready:
-            return None
-        device = self._ready.popleft()
-        device.ready = False
-        return device
+    def next_ready(self, link: str) -> Device | None:
+        """Return whose turn it is at a broker, None without one."""
+        ready = self._ready[link]
+        while ready:
+            device = ready.popleft()
+            if device.ready and device.link == link:
+                device.ready = False
+                return device
+        return None
+
+    def move(self, device: Device, link: str, *, placed: bool) -> None:
+        """The device gets its commands at another broker from now on."""
+        device.placed = placed
+        if device.link == link:
+            return
+        device.link = link
+        self.moved = True
+        if device.ready:
+            device.ready = False
+            self.look_at(device)
 
     def retry_at(self, device: Device, at_us: int) -> None:
         """Send nothing to the device before ``at_us``."""

@@ -18,7 +18,9 @@ what was sent later.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
@@ -34,6 +36,7 @@ CLOSES: Final = 3
 SHORT_US: Final = int(AT_ONCE_S * 1_000_000)
 _SECOND: Final = 1_000_000
 _REMEMBERED: Final = 10_000
+_STUCK_US: Final = 2_000_000
 
 
 @dataclass(slots=True)
@@ -58,6 +61,7 @@ _NO_FAULT: Final = _Fault()
 class Flight:
     """A push without a PUBACK so far."""
 
+    number: int
     device: Device
     tracked: TrackedCommand
     size: int
@@ -75,15 +79,20 @@ class Flight:
 
     @property
     def wanted(self) -> bool:
-        """Whether the command still waits for this push; its device may have answered, or may be parked."""
-        return self.tracked.state is CommandState.IN_FLIGHT
+        """Whether the command still waits for this push; its device may have answered, may be parked, or may have moved to
+        another broker, where the command was sent again.
+        """
+        return self.tracked.state is CommandState.IN_FLIGHT and self.tracked.flight == self.number
 
 
 class Flights:
-    """The flights of one partition, in a window bounded by count and bytes, and the state of the connection."""
+    """The flights of one partition at one MQTT broker, in a window bounded by count and bytes, and the state of the connection.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, numbers: Iterator[int] | None = None) -> None:
+        """``numbers`` gives the numbers of all pushes of the partition, whatever the broker."""
         self._limits = limits
+        self._numbers = count(1) if numbers is None else numbers
         self._flights: dict[int, Flight] = {}
         self._bytes = 0
         self._stalled = 0  # they count for no window
@@ -91,14 +100,17 @@ class Flights:
         self._lone = 0  # the push that did
         self._faults: OrderedDict[CommandPosition, _Fault] = OrderedDict()
         self._answers = 0  # of the broker, to any publish
-        self.pushes = 0
-        """The number of the last push, or answer to a request: both are numbered in the order of sending."""
         self.newest = 0
-        """The last of them that the broker confirmed."""
+        """The last push, or answer to a request, that the broker confirmed: both are numbered in the order of sending."""
         self.connected = False
         """The MQTT connection is up, and Pulsar has confirmed the ownership on it."""
         self.draining = False
         """Nothing new is sent."""
+        self.waiting: dict[str, Device] = {}
+        """Devices at this broker whose parked commands are read when it accepts more."""
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._flights
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -119,7 +131,18 @@ class Flights:
         """Whether new commands may be sent now."""
         return self.connected and not self.draining
 
+    def is_stuck(self, now_us: int) -> bool:
+        """Return whether the broker is away, or does not confirm what is sent: its devices may wait for long."""
+        if not self.connected or not self.has_room:
+            return True
+        oldest = next((flight for flight in self._flights.values() if flight.sent), None)
+        return oldest is not None and now_us - oldest.at_us >= _STUCK_US
+
     # --- begin ---
+
+    def next_number(self) -> int:
+        """Return the number of the next push or answer."""
+        return next(self._numbers)
 
     def must_pause(self, now_us: int) -> bool:
         """Return whether a suspect waits, or is in flight, while the broker may still close the connection for a push."""
@@ -150,12 +173,12 @@ class Flights:
 
     def begin(self, device: Device, tracked: TrackedCommand, now_us: int) -> int:
         """Note a push. Returns its number."""
-        self.pushes += 1
+        number = tracked.flight = self.next_number()
         size = tracked.command.size
-        self._flights[self.pushes] = Flight(device, tracked, size, now_us)
+        self._flights[number] = Flight(number, device, tracked, size, now_us)
         self._bytes += size
-        self._lone = self.pushes if self._fault_of(tracked).alone else 0
-        return self.pushes
+        self._lone = number if self._fault_of(tracked).alone else 0
+        return number
 
     def sent(self, number: int, now_us: int) -> None:
         """Push ``number`` was written to the connection."""
@@ -177,6 +200,11 @@ class Flights:
             flight.stalled = False
             self._stalled -= 1
             self._bytes += flight.size
+
+    def leave(self, device: Device) -> None:
+        """The device is at another broker now."""
+        self._aside.pop(device.name, None)
+        self.waiting.pop(device.name, None)
 
     # --- end ---
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Action, Outbox, ResumeRequest
+from bridge.push.actions import Action, Outbox, ResumeAnswer, ResumeRequest
 from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
-from bridge.push.device import Devices
-from bridge.push.flights import Flights
+from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
+from bridge.push.links import Links
 from bridge.push.parking import Parking
 from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
@@ -44,27 +44,30 @@ class Partition:
         owner: str = "owner",
         now_us: int = 0,
         left_us: int = 0,
+        links: Sequence[str] = ("",),
     ) -> None:
         """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon`` the
         last of them may have sent more, None if it left cleanly. ``parked`` is emptied, because with many devices it is
         as large as what is made of it. ``owner`` names this owner in the keys of segments. ``left_us``: when the last
-        owner wrote last; it has evaluated the signs of life until then.
+        owner wrote last; it has evaluated the signs of life until then. ``links`` names the MQTT brokers; a single one is "".
         """
         self.outbox = Outbox(partition)
         self.commands = CommandRegistry(limits, horizon, self.outbox)
-        self.devices = Devices(limits.remembered_ids, dict(cursors))
-        self.flights = Flights(limits)
+        self.devices = Devices(limits.remembered_ids, dict(cursors), self._locate)
+        self.links = Links(links, limits)
+        self.flights = self.links.first
         self.presence = Presence()
         late = LateAnswers(answers=limits.answers.confirm)
         base = (self.outbox, self.commands, self.devices)
         self.settlement = Settlement(limits, *base, late)
-        self.delivery = Delivery(limits, horizon, *base, self.flights, self.settlement, late)
+        self.delivery = Delivery(limits, horizon, *base, self.links, self.settlement, late)
         self.segments = SegmentLog(owner, limits.parked.coalesce_us, *base)
-        self.replay = Replay(limits, *base, self.flights, self.segments, self.settlement, late)
-        self.probes = Probes(limits, self.devices, self.replay, self.presence)
+        self.replay = Replay(limits, *base, self.links, self.segments, self.settlement, late)
+        self.probes = Probes(limits, self.links, self.devices, self.replay, self.presence)
         self.parking = Parking(
             limits,
             horizon,
+            self.links,
             *base,
             self.segments,
             self.settlement,
@@ -74,7 +77,7 @@ class Partition:
             self.presence,
         )
         self.relocation = Relocation(
-            limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
+            limits, self.outbox, self.devices, self.links, self.segments, self.replay, self.probes
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
@@ -88,7 +91,7 @@ class Partition:
                 self.parking.restore(name, {}, self._now_us, left_us)
         for name in list(parked):
             self.parking.restore(name, parked.pop(name), self._now_us, left_us)
-        self.probes.restored()
+        self.probes.restored(self._link_of)
 
     # --- state ---
 
@@ -97,7 +100,7 @@ class Partition:
         """Whether nothing is under way: no push, no answer in its time, no read, no write."""
         writes = self.outbox.writes or len(self.outbox) or self.devices.dirty or self.segments.pending
         reads = self.replay.coming or self.relocation.copying
-        return not (len(self.flights) or self.commands.awaited or writes or reads)
+        return not (len(self.links) or self.commands.awaited or writes or reads)
 
     @property
     def clean(self) -> bool:
@@ -116,7 +119,7 @@ class Partition:
             self.segments.flush_at_us,
             self.replay.next_time_us(probes=self.probes.waiting),
             self.relocation.next_time_us(),
-            None if self.flights.draining else self.resume.next_time_us,
+            None if self.links.draining else self.resume.next_time_us,
         )
         return min((at_us for at_us in times if at_us is not None), default=None)
 
@@ -124,7 +127,7 @@ class Partition:
         """Return the actions of the events so far. At most one cursor write per device is under way."""
         self._now_us = now_us
         self.probes.continue_replays(now_us)
-        self.resume.advance(now_us, serves=not self.flights.draining)
+        self.resume.advance(now_us, serves=not self.links.draining)
         self.replay.budget.refill(now_us)
         self.probes.begin_due(now_us)
         self.relocation.copy()
@@ -134,7 +137,7 @@ class Partition:
         self.settlement.store_cursors()
         actions = self.outbox.take()
         flush_at_us = self.segments.flush_at_us
-        if flush_at_us is not None and (now_us >= flush_at_us or self.flights.draining):
+        if flush_at_us is not None and (now_us >= flush_at_us or self.links.draining):
             self.segments.flush(now_us)
             actions += self.outbox.take()
         return actions
@@ -188,31 +191,41 @@ class Partition:
 
     # --- events: MQTT ---
 
-    def link_up(self, *, reports_absence: bool = False) -> None:
-        """The MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
-        self.flights.connected = True
-        self.probes.link_up(self._now_us, reports_absence=reports_absence)
+    def link_up(self, link: str = "", *, reports_absence: bool = False) -> None:
+        """An MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
+        self.links[link].connected = True
+        self.probes.link_up(link, self._now_us, reports_absence=reports_absence)
 
-    def link_down(self, now_us: int = 0, *, closed: bool = False) -> None:
-        """The MQTT connection ended; ``closed``: the broker ended it, perhaps for a packet of ours."""
-        self.delivery.lose_link(now_us, closed=closed)
+    def link_down(self, now_us: int = 0, link: str = "", *, closed: bool = False) -> None:
+        """An MQTT connection ended; ``closed``: the broker ended it, perhaps for a packet of ours."""
+        was_up = self.links[link].connected
+        self.delivery.lose_link(link, now_us, closed=closed)
+        if not self.links.several or not was_up:
+            return
+        for device in list(self.devices.awake.values()):  # what was read for them takes room from devices of other brokers
+            if device.link == link and device.mode is Mode.REPLAYING and device.pulled:
+                self.parking.interrupt(device, now_us)
 
     def confirmed(self, number: int, reason: int, now_us: int) -> None:
         """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
+        link = self.links.of(number)
         if reason == NO_SUBSCRIBERS:
-            self.probes.prove_absence()
+            self.probes.prove_absence(self.links.names[0] if link is None else link)
         failure = self.delivery.confirmed(number, reason, now_us)
         if failure is not None:
             self._failed(failure, now_us)
 
-    def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
+    def answered(
+        self, position: CommandPosition, payload: bytes, now_us: int, link: str = "", *, failed: bool
+    ) -> bool:
         """A device answered the command at ``position``, perhaps late, perhaps twice; ``failed``: it could not execute the
-        command. Returns whether the answer was to a command that was sent and is not confirmed.
+        command. It is at the broker ``link`` if its command was sent there. Returns whether the answer was to a command that was sent and is not confirmed.
         """
         tracked = self.delivery.awaits(position)
         if tracked is not None:
             device = self.devices.awake[tracked.command.device]
-            self.presence.alive(device.name, now_us)
+            self.presence.alive(device.name, now_us, link if tracked.link == link else "")
+            self._note_place(device.name)
             if not failed:
                 self.delivery.answered(tracked, payload, now_us)
                 return True
@@ -232,7 +245,8 @@ class Partition:
         device = self.resume.answered(request, now_us)
         if device is None:
             return
-        self.presence.alive(device.name, request.at_us)
+        self.presence.alive(device.name, request.at_us, self._known(request.link))
+        self._locate(device)
         if self.probes.is_away(device, now_us):
             self.probes.plan(device.name, device.parked, now_us)
             self.probes.watch_expiry(device.name, device.parked)
@@ -255,23 +269,34 @@ class Partition:
         if self.commands.full:  # nothing else arrives that would make room
             self.parking.make_room(now_us)
 
+    def asked(self, request: ResumeRequest, now_us: int) -> ResumeAnswer | None:
+        """A device asks for everything after a position. Returns the answer if there is nothing to send."""
+        if self._known(request.link):
+            self.alive(request.device, request.at_us, request.link)
+        return self.resume.asked(request, now_us)
+
     # --- events: presence ---
 
-    def alive(self, name: str, at_us: int) -> None:
-        """The device gave a sign of life."""
-        if not self.presence.alive(name, at_us):
+    def alive(self, name: str, at_us: int, link: str = "", *, dated: bool = True) -> None:
+        """The device gave a sign of life, at the broker ``link`` if it says so; not ``dated``: a retained message, which may be
+        old.
+        """
+        link = self._known(link)
+        self._seed_place(name)
+        if not self.presence.counts(name, at_us, link, dated=dated):
             return
-        dormant = self.devices.dormant.get(name)
-        if dormant is not None and at_us < dormant.since_us:
-            return
-        device = self.devices.known(name)
+        moved = bool(link) and link != self.link_of(name)
+        if moved:
+            self._leave(name)
+        self.presence.alive(name, at_us, link, dated=dated)
+        self._note_place(name)
+        device = self._wakes(name, at_us, moved=moved)
         if device is None:
-            cursor = self.devices.cursors.get(name)
-            if cursor is not None:
-                cursor.device_seen(at_us)
             return
+        if moved:
+            self._arrive(device, dated=dated)
         device.cursor.device_seen(at_us)
-        if device.mode is Mode.PARKED and at_us < device.parked.since_us:
+        if device.mode is Mode.PARKED and at_us < device.parked.since_us and not moved:
             return
         device.parked.probe_wait_us = 0
         if device.mode is Mode.PARKED:
@@ -282,9 +307,39 @@ class Partition:
             device.retry_at_us = 0
             self.devices.look_at(device)
 
-    def gone(self, name: str, at_us: int, now_us: int) -> None:
-        """The device gave a sign of absence, such as its will."""
-        if not self.presence.gone(name, at_us):
+    def _wakes(self, name: str, at_us: int, *, moved: bool) -> Device | None:
+        """Return the device that a sign of life is for, None if it has nothing that waits, or if the sign is older than that."""
+        dormant = self.devices.dormant.get(name)
+        if dormant is not None and at_us < dormant.since_us and not moved:
+            return None
+        device = self.devices.known(name)
+        if device is None:
+            cursor = self.devices.cursors.get(name)
+            if cursor is not None:
+                cursor.device_seen(at_us)
+        return device
+
+    def _leave(self, name: str) -> None:
+        """The device is not at the broker any more at which it got its commands."""
+        cursor = self.devices.any_cursor(name)
+        device = self.devices.awake.get(name)
+        if device is None and cursor is not None and (cursor.unproven or self.presence.place(name)[0]):
+            device = self.devices.get(name)
+        if device is not None:
+            self.delivery.recall(device)
+            self.parking.leave_broker(device, self._now_us)
+
+    def _arrive(self, device: Device, *, dated: bool) -> None:
+        """The device is at another broker now."""
+        self._locate(device)
+        self.resume.moved(device)
+        if dated and device.cursor.has_state:
+            self.devices.mark_dirty(device)  # for the next owner
+
+    def gone(self, name: str, at_us: int, now_us: int, link: str = "") -> None:
+        """The device gave a sign of absence, such as its will; the broker ``link`` reports it."""
+        self._seed_place(name)
+        if not self.presence.gone(name, at_us, self._known(link)):
             return
         device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
         if device is None and cursor is not None and cursor.unproven:
@@ -294,6 +349,41 @@ class Partition:
         # A device that is replayed may wait for its turn, with none of its commands in memory.
         if device.mode is Mode.REPLAYING or device.queue or device.cursor.unproven:
             self.parking.park(device, now_us)
+
+    # --- where a device is ---
+
+    def link_of(self, name: str) -> str:
+        """Return the broker at which a device gets its commands."""
+        device = self.devices.awake.get(name)
+        return self._link_of(name) if device is None else device.link
+
+    def _known(self, link: str) -> str:
+        return link if self.links.several and link in self.links else ""
+
+    def _link_of(self, name: str) -> str:
+        self._seed_place(name)
+        return self.presence.place(name)[0] or self.links.names[0]
+
+    def _seed_place(self, name: str) -> None:
+        """Note where a former owner has seen the device, unless more is known."""
+        if not self.links.several or self.presence.place(name)[0]:
+            return
+        cursor = self.devices.any_cursor(name)
+        if cursor is not None and cursor.link in self.links:
+            self.presence.put(name, cursor.link, cursor.link_at_us)
+
+    def _note_place(self, name: str) -> None:
+        """Have the device's next cursor say where it is."""
+        cursor = self.devices.any_cursor(name) if self.links.several else None
+        if cursor is not None:
+            cursor.link, cursor.link_at_us = self.presence.place(name)
+
+    def _locate(self, device: Device) -> None:
+        """Have the device get its commands where it was last seen."""
+        if self.links.several:
+            link = self._link_of(device.name)
+            self.devices.move(device, link, placed=bool(self.presence.place(device.name)[0]))
+            self._note_place(device.name)
 
     # --- events: the clock ---
 
@@ -306,4 +396,4 @@ class Partition:
 
     def drain(self) -> None:
         """Send nothing new; what is under way continues up to its acknowledgement."""
-        self.flights.draining = True
+        self.links.draining = True
