@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.connection import Ownership, Proof
+from bridge.push.ownership import Ownership, Proof
 
 
 def record(entry: int) -> MessageId:
@@ -38,7 +38,7 @@ class World:
         """A turn of the connection. Returns how many pings were sent in it."""
         self.last_stored, self.answered = stored or self.last_stored, answered
         before = self.pings
-        self.ownership.ping(cast(Any, self), now)
+        self.ownership.ping([cast(Any, self)], now)
         return self.pings - before
 
 
@@ -77,10 +77,10 @@ def test_an_owner_that_has_sent_nothing_leaves_a_record_that_shows_it() -> None:
     world = World()
     ownership = world.ownership
     ownership.connected(1)
-    ownership.begin(1)
+    ownership.begin({"": 1})
     before, begun = world.written
     assert [one.record.idle for one in world.written] == [True, False]
     ownership.accept(before)
-    assert ownership.proven_epoch == 0, "nothing is sent before the second one is stored"
+    assert ownership.proven_epoch() == 0, "nothing is sent before the second one is stored"
     ownership.accept(begun)
-    assert ownership.proven_epoch == 1
+    assert ownership.proven_epoch() == 1
