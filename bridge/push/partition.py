@@ -333,7 +333,7 @@ class Partition:
         """The device is at another broker now."""
         self._locate(device)
         self.resume.moved(device)
-        if dated and device.cursor.has_state:
+        if dated and device.cursor.has_state and not device.replay.resuming:  # a resume writes it anyway
             self.devices.mark_dirty(device)  # for the next owner
 
     def gone(self, name: str, at_us: int, now_us: int, link: str = "") -> None:
