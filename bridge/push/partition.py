@@ -9,6 +9,7 @@ tables and the commit orders. No component has a socket, a thread or a clock: th
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Action, Outbox, ResumeAnswer, ResumeRequest
@@ -28,6 +29,8 @@ from bridge.push.settlement import Settlement
 from bridge.push.states import CommandState, Mode
 
 __all__ = ["Partition"]
+
+_ROOM_US: Final = 500_000
 
 
 class Partition:
@@ -82,6 +85,7 @@ class Partition:
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
+        self._room_at_us = 0
         self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 
     def _restore(self, parked: MutableMapping[str, dict[str, bytes]], unproven_since_us: int, left_us: int) -> None:
@@ -120,12 +124,16 @@ class Partition:
             self.replay.next_time_us(probes=self.probes.waiting),
             self.relocation.next_time_us(),
             None if self.links.draining else self.resume.next_time_us,
+            self._room_at_us if self.links.several and self.commands.full else None,
         )
         return min((at_us for at_us in times if at_us is not None), default=None)
 
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far. At most one cursor write per device is under way."""
         self._now_us = now_us
+        if self.links.several and self.commands.full and now_us >= self._room_at_us:
+            self._room_at_us = now_us + _ROOM_US
+            self.parking.make_room(now_us)  # a broker may be away by now, and nothing arrives that would make room
         self.probes.continue_replays(now_us)
         self.resume.advance(now_us, serves=not self.links.draining)
         self.replay.budget.refill(now_us)
