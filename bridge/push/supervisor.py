@@ -79,6 +79,12 @@ class Session:
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
         self._stuck_at = math.inf  # unless the MQTT broker accepts it before
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The links whose MQTT brokers do not accept commands. From any thread."""
+        brokers = self._connection.brokers
+        return tuple(brokers.shown(name) for name, one in self._connection.links.items() if not one.up)
+
     def is_stuck(self, now: float) -> bool:
         """Whether it has had the producer for long, and the MQTT broker does not accept it."""
         return self.has and now > self._stuck_at
@@ -181,6 +187,12 @@ class PartitionSupervisor:
         """Whether this process is the owner, after a takeover."""
         session = self._session
         return session is not None and session.owns
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The links whose MQTT brokers do not accept commands, while this process is the owner."""
+        session = self._session
+        return session.away if session is not None and session.owns else ()
 
     def is_stuck(self, now: float) -> bool:
         """Whether the MQTT broker lets no takeover happen; ``now`` in seconds of the monotonic clock."""
