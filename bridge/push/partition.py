@@ -253,7 +253,7 @@ class Partition:
         device = self.resume.answered(request, now_us)
         if device is None:
             return
-        self.presence.alive(device.name, request.at_us, self._known(request.link))
+        self.presence.alive(device.name, request.at_us)
         self._locate(device)
         if self.probes.is_away(device, now_us):
             self.probes.plan(device.name, device.parked, now_us)
@@ -303,6 +303,8 @@ class Partition:
             return
         if moved:
             self._arrive(device, dated=dated)
+        elif link:
+            self._locate(device)
         device.cursor.device_seen(at_us)
         if device.mode is Mode.PARKED and at_us < device.parked.since_us and not moved:
             return
