@@ -25,7 +25,7 @@ class Two:
 
     def __init__(self, limits: Limits = DEVICE, cursors: dict[str, Cursor] | None = None) -> None:
         self.core = Partition(0, limits.nested(), cursors or {}, None, links=("a", "b"), now_us=NOW)
-        self.ledger = 1 if cursors is None else 2
+        self.first = 0 if cursors is None else 10  # of the next owner, what comes after that of the last one
         self.now = NOW
         self.commands: dict[CommandPosition, Command] = {}
         self.stored: dict[str, bytes] = {}
@@ -36,8 +36,8 @@ class Two:
         self.pushes()
 
     def command(self, device: str, *, link: str = "") -> None:
-        number = len(self.commands)
-        position = CommandPosition(self.ledger, number, -1)
+        number = self.first + len(self.commands)
+        position = CommandPosition(1, number, -1)
         self.commands[position] = Command(f"{device}-{number}", device, "t", b"x", link=link)
         self.core.arrived(position, self.commands[position], self.now)
 
@@ -197,9 +197,9 @@ def test_the_next_owner_finds_a_device_where_the_last_one_saw_it() -> None:
     after = Two(cursors={"d": Cursor.decode(two.stored["d"], 256)})
     after.core.alive("d", NOW - SECOND, "a")  # what ingest had noted before
     after.command("d")
-    assert where(after.pushes()) == [("d-0", "b", False)]
+    assert where(after.pushes()) == [("d-10", "b", False)]
     after.core.alive("d", NOW + SECOND, "a")
-    assert where(after.pushes()) == [("d-0", "a", True)]
+    assert where(after.pushes()) == [("d-10", "a", True)]
 
 
 def test_a_move_is_stored_at_once_for_the_next_owner() -> None:
