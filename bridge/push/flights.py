@@ -133,10 +133,8 @@ class Flights:
 
     def is_stuck(self, now_us: int) -> bool:
         """Return whether the broker is away, or does not confirm what is sent: its devices may wait for long."""
-        if not self.connected or not self.has_room:
-            return True
-        oldest = next((flight for flight in self._flights.values() if flight.sent), None)
-        return oldest is not None and now_us - oldest.at_us >= _STUCK_US
+        oldest = next((flight for flight in self._flights.values() if not flight.stalled), None)
+        return not self.connected or (oldest is not None and now_us - oldest.at_us >= _STUCK_US)
 
     # --- begin ---
 

@@ -162,10 +162,12 @@ class Parking:
 
     def interrupt(self, device: Device, now_us: int) -> None:
         """Have the commands of a device whose broker is away wait in Pulsar until the broker accepts commands again."""
+        tried = device.replay.tried
         self.park(device, now_us)
-        device = self._devices.get(device.name)
-        self._probes.interrupt(device, now_us)
-        self._replay.mark_online(device, True)  # for the next owner
+        if not tried:
+            device = self._devices.get(device.name)
+            self._probes.interrupt(device, now_us)
+            self._replay.mark_online(device, True)  # for the next owner
 
     def leave_broker(self, device: Device, now_us: int) -> None:
         """The device was seen at another broker: what its former one confirmed since the last sign of life there, and has perhaps

@@ -84,7 +84,7 @@ class Partition:
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
-        self._now_us = now_us
+        self._now_us = self._began_us = now_us
         self._room_at_us = 0
         self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 
@@ -294,11 +294,12 @@ class Partition:
         if not self.presence.counts(name, at_us, link, dated=dated):
             return
         moved = bool(link) and link != self.link_of(name)
+        wakes = moved and self._wakes_by_move(name, at_us)
         if moved:
             self._leave(name)
         self.presence.alive(name, at_us, link, dated=dated)
         self._note_place(name)
-        device = self._wakes(name, at_us, moved=moved)
+        device = self._sign_for(name, at_us, wakes=wakes)
         if device is None:
             return
         if moved:
@@ -306,7 +307,7 @@ class Partition:
         elif link:
             self._locate(device)
         device.cursor.device_seen(at_us)
-        if device.mode is Mode.PARKED and at_us < device.parked.since_us and not moved:
+        if device.mode is Mode.PARKED and at_us < device.parked.since_us and not wakes:
             return
         device.parked.probe_wait_us = 0
         if device.mode is Mode.PARKED:
@@ -317,10 +318,18 @@ class Partition:
             device.retry_at_us = 0
             self.devices.look_at(device)
 
-    def _wakes(self, name: str, at_us: int, *, moved: bool) -> Device | None:
+    def _wakes_by_move(self, name: str, at_us: int) -> bool:
+        """Return whether a sign of life from another broker counts although it may be older than the absence: its device was
+        parked because of what the wrong broker reported. Of a device that a former owner parked, and that was never seen at a
+        broker, that is not known.
+        """
+        parked = self.devices.mode_of(name) is Mode.PARKED
+        return not parked or bool(self.presence.place(name)[0]) or at_us >= self._began_us
+
+    def _sign_for(self, name: str, at_us: int, *, wakes: bool) -> Device | None:
         """Return the device that a sign of life is for, None if it has nothing that waits, or if the sign is older than that."""
         dormant = self.devices.dormant.get(name)
-        if dormant is not None and at_us < dormant.since_us and not moved:
+        if dormant is not None and at_us < dormant.since_us and not wakes:
             return None
         device = self.devices.known(name)
         if device is None:
