@@ -16,18 +16,19 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from bridge.mqtt import packets
 from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
-from bridge.mqtt.dialling import DIAL_ERRORS, Dialling
+from bridge.mqtt.dialling import DIAL_ERRORS, Dialler
 from bridge.mqtt.keepalive import KeepAlive, Reconnects
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
+from bridge.mqtt.turns import turn_all
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishProperties, Subscription
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
@@ -49,8 +50,8 @@ class Link:
     ``persistent`` keeps the session at the broker while we are offline; links that only publish do not need it. A new
     connection resends the unconfirmed publishes of the last one, in order. ``window`` bounds the QoS 1 publishes that
     are sent and unconfirmed; the broker's own Receive Maximum applies as well. Of a PUBLISH of more than
-    ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed. ``poller`` is that of a ``LinkGroup``, which
-    runs its turns; such a link dials in a thread of its own, so that it does not delay the others.
+    ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed. ``poller`` is one that other links of the same
+    thread share (``turn_all``); such a link dials in a thread of its own, so that it does not delay the others.
     """
 
     def __init__(
@@ -81,10 +82,9 @@ class Link:
         self._reader = PacketReader(self.client_id, settings.protocol, self._outbox)
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
-        self._grouped = poller is not None
         self._poller = poller or Poller()
-        self._dialling: Dialling | None = None
-        self._dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
+        dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
+        self._dialler = Dialler(dial, None if poller is None else poller.wake)
 
     @property
     def client_id(self) -> str:
@@ -133,49 +133,36 @@ class Link:
 
     def turn(self, timeout: float = 1.0) -> None:
         """Run one turn: connect if that is due, wait for bytes, a wake-up or the time-out, read, deliver, write."""
-        timeout = min(timeout, self.begin_turn())
-        if self._sock is None:
-            arrived = self._poller.wait(None, timeout, read=False, write=False)
-        else:
-            wanted = not self._reading_paused
-            arrived = self._poller.wait(self._sock, timeout, read=wanted, write=bool(self._sock.unsent))
-        self.receive(arrived)
-        self.enter_handler()
-        self.handler.on_turn(time.monotonic())
-        self.end_turn()
+        turn_all([self], self._poller, timeout, self.handler.on_turn)
 
-    def begin_turn(self) -> float:
-        """Connect if that is due. Returns for how many seconds nothing else is."""
+    def steps(self) -> Generator[float, Collection[int], None]:
+        """Run one turn in steps (``turn_all``). Yield for how many seconds nothing is due, get the descriptors that can be read,
+        yield once more before the handler's turn.
+        """
         now = time.monotonic()
-        if self._dialling is not None:
-            self._take_dialled(self._dialling)
-        elif self._sock is None and self.reconnects.lost is None and now >= self.reconnects.due:
-            self._connect()
+        if self._dialler.under_way or (
+            self._sock is None and self.reconnects.lost is None and now >= self.reconnects.due
+        ):
+            try:
+                self._sock = self._dialler.dial(self.receive_maximum)
+                self.reconnects.due = time.monotonic() + self.settings.connect_timeout
+            except DIAL_ERRORS as e:
+                self.reconnects.lost = not_connected(e, self.settings)
+                self._report_loss()
             now = time.monotonic()
-        return self._patience(now)
-
-    def watch(self) -> int | None:
-        """Have the poller wait for the socket. Returns its descriptor, None without a connection."""
-        if self._sock is None:
-            return None
-        self._poller.watch(self._sock, read=not self._reading_paused, write=bool(self._sock.unsent))
-        return self._sock.fileno()
-
-    def receive(self, arrived: bool) -> None:
-        """Read and deliver; ``arrived``: the socket can be read. Report the end of a connection."""
+        patience, fd = self._patience(now), -1
         if self._sock is not None:
-            self._read(arrived)
+            fd = self._sock.fileno()
+            self._poller.watch(self._sock, read=not self._reading_paused, write=bool(self._sock.unsent))
+        readable = yield patience
+        if self._sock is not None:
+            self._read(fd in readable)
         if self._sock is not None:
             self._check_time(time.monotonic())
         if self.reconnects.lost is not None:
             self._report_loss()
-
-    def enter_handler(self) -> None:
-        """What is published from here on is sent at the end of this turn."""
         self._turning = threading.get_ident()
-
-    def end_turn(self) -> None:
-        """Write what waits."""
+        yield 0.0
         self._turning = 0  # later publishes wake the next turn
         self._send_waiting()
         if self._sock is not None and self._sock.unsent:
@@ -183,8 +170,8 @@ class Link:
             self.keepalive.sent(time.monotonic())
 
     def _patience(self, now: float) -> float:
-        if self._dialling is not None:
-            return 0.0 if self._dialling.ended else 1.0
+        if self._dialler.under_way:
+            return 1.0
         if self._sock is None:
             return max(0.0, self.reconnects.due - now)
         if not self._reading_paused and (self._sock.readable or not self._sock.drained):
@@ -265,41 +252,12 @@ class Link:
 
     # --- connecting ---
 
-    def _connect(self) -> None:
-        dial = partial(self._dial, self.receive_maximum)
-        if self._grouped:
-            self._dialling = Dialling(dial, self.wake)
-            return
-        try:
-            self._dialled(dial())
-        except DIAL_ERRORS as e:
-            self._not_dialled(e)
-
-    def _take_dialled(self, dialling: Dialling) -> None:
-        if not dialling.ended:
-            return
-        self._dialling = None
-        try:
-            self._dialled(dialling.result())
-        except DIAL_ERRORS as e:
-            self._not_dialled(e)
-
-    def _dialled(self, sock: BufferedSocket) -> None:
-        self._sock = sock
-        self.reconnects.due = time.monotonic() + self.settings.connect_timeout
-
-    def _not_dialled(self, error: Exception) -> None:
-        self.reconnects.lost = not_connected(error, self.settings)
-        self._report_loss()
-
     def _lose(self, event: Disconnected) -> None:
         self.reconnects.lost = event
         self._close_socket()
 
     def _close_socket(self) -> None:
-        if self._dialling is not None:
-            self._dialling.cancel()
-            self._dialling = None
+        self._dialler.cancel()
         sock, self._sock = self._sock, None
         self.connected = False
         self.reconnects.due = 0.0
@@ -366,10 +324,9 @@ class Link:
         self.reconnects.lost = None
 
     def close(self) -> None:
-        """Free the wake-up pipe and the selector; the link cannot be used afterwards."""
+        """Free the wake-up pipe and the selector, also if other links share them; the link cannot be used afterwards."""
         self._close_socket()
-        if not self._grouped:
-            self._poller.close()
+        self._poller.close()
 
     def _send_waiting(self) -> None:
         while self.connected and (sock := self._sock) is not None:

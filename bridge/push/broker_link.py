@@ -83,11 +83,6 @@ class BrokerLink(LinkHandler):
         """Text that names the broker among several."""
         return f" at {self.name}" if self.name else ""
 
-    def close(self) -> None:
-        """Disconnect and close."""
-        self.link.disconnect()
-        self.link.close()
-
     @property
     def _where(self) -> dict[str, object]:
         return {"partition": self._session.log.partition} | ({"link": self.name} if self.name else {})

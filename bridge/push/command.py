@@ -34,10 +34,6 @@ class TrackedCommand:
     command: Command
     state: CommandState = CommandState.QUEUED
     attempts: int = 0
-    flight: int = 0
-    """Number of its last push."""
-    link: str | None = None
-    """The broker of its last push, unless its device has moved to another since."""
     maybe_seen: bool = False
     """A former owner may have sent it."""
     pushed_at_us: int = 0

@@ -12,7 +12,7 @@ import structlog
 
 from bridge.errors import FencedError, TransientError
 from bridge.health import Part
-from bridge.mqtt.link_group import LinkGroup
+from bridge.mqtt.turns import turn_all
 from bridge.poller import Poller
 from bridge.pulsar.batch_writer import BatchAnswered
 from bridge.pulsar.sending import Failed, Stored
@@ -58,23 +58,22 @@ class Connection:
         """Gets what happens, once the partition is ours; a standby has none."""
         self.log = PartitionLog(settings.pulsar, partition, self.post)
         self.brokers = brokers_of(settings)
-        self.first = next(iter(self.brokers.settings))
-        """The name of the first broker."""
-        self._group: LinkGroup | None = None
-        poller: Poller | None = None
-        if self.brokers.several:
-            poller = Poller()
-            self._group = LinkGroup(poller, self.on_turn)
+        self._poller = Poller() if self.brokers.several else None  # which the links share
         self.ownership = Ownership(self.log.cursors, tuple(self.brokers.settings))
         self._checks = ProofChecks(self.log.cursors, self.post, lambda error: self.post(Failed(error)))
         self._proofs: dict[str, Proof] = {}  # under way, of brokers to which the connection was lost
         self._next_check = 0.0
         self._accepted_at: float | None = None
         self.links = {
-            name: BrokerLink(name, settings.model_copy(update={"mqtt": mqtt}), self, poller)
+            name: BrokerLink(name, settings.model_copy(update={"mqtt": mqtt}), self, self._poller)
             for name, mqtt in self.brokers.settings.items()
         }
         """By broker."""
+
+    @property
+    def first(self) -> str:
+        """The name of the first broker."""
+        return next(iter(self.brokers.settings))
 
     # --- from any thread ---
 
@@ -88,10 +87,7 @@ class Connection:
     def wake(self) -> None:
         """End the present wait."""
         self._news.set()
-        if self._group is not None:
-            self._group.wake()
-        else:
-            self.links[self.first].link.wake()
+        self.links[self.first].link.wake()
 
     # --- turns ---
 
@@ -119,7 +115,7 @@ class Connection:
 
     def turn(self, most_s: float) -> None:
         """Handle what comes, for ``most_s`` seconds at most. Raises FencedError or TransientError."""
-        if self._group is None and self.ownership.lost:
+        if self._poller is None and self.ownership.lost:
             self._prove()
             return
         self._turn_links(most_s)
@@ -127,7 +123,7 @@ class Connection:
         links = [one.link for one in self.links.values()]
         if all(link.connected for link in links):
             self.ownership.ping(links, now)
-        elif self._group is not None and self.ownership.own is not None and now >= self._next_check:
+        elif self._poller is not None and self.ownership.own is not None and now >= self._next_check:
             self._next_check = now + _CHECK_S
             self.ownership.write(0)
 
@@ -150,14 +146,15 @@ class Connection:
     def _turn_links(self, most_s: float) -> None:
         busy = self.log.writing or (self.owner is not None and self.owner.busy)
         rest_s = min(most_s, _GATHER_S) if busy else most_s
-        if self._group is None:
+        if self._poller is None:
             self.links[self.first].link.turn(rest_s)
             return
         lost = self.ownership.lost
         for name in lost:
             if name not in self._proofs:
                 self._proofs[name] = self.ownership.write(0, name)
-        self._group.turn([one.link for name, one in self.links.items() if name not in lost], rest_s)
+        links = [one.link for name, one in self.links.items() if name not in lost]
+        turn_all(links, self._poller, rest_s, self.on_turn)
 
     def _prove(self) -> None:
         """Have Pulsar confirm the ownership, without touching MQTT.
@@ -188,10 +185,9 @@ class Connection:
     def close(self) -> None:
         """Close the links and everything of Pulsar."""
         for one in self.links.values():
-            one.close()
+            one.link.disconnect()
             self.metrics.link_up(self.brokers.shown(one.name), False)
-        if self._group is not None:
-            self._group.close()
+        self.links[self.first].link.close()
         self._checks.close()
         self.log.close()
 
@@ -220,7 +216,7 @@ class Connection:
 
     def _stored(self, proof: Proof) -> None:
         own = self.ownership.own
-        if self._group is not None and own is not None:
+        if self._poller is not None and own is not None:
             self._checks.add(proof, own)
             return
         self.ownership.accept(proof)

@@ -66,6 +66,8 @@ class Delivery:
                 device, alone = self._devices.next_ready(link), False
             if device is None:
                 return
+            if device.link != link:
+                continue  # a suspect that has moved
             if self._push_head(device, flights, now_us, alone=alone):
                 self._devices.look_at(device)
 
@@ -79,8 +81,8 @@ class Delivery:
         if head.command.expired(now_us):
             self._settlement.settle(device, head, "expired", "")
             return True
-        if not device.placed and head.command.link in self._links and head.command.link != device.link:
-            self._devices.move(device, head.command.link, placed=False)
+        if not device.place.certain and head.command.link in self._links and head.command.link != device.link:
+            self._devices.move(device, head.command.link, certain=False)
             return True
         if not alone and flights.set_aside(device, head):
             return False
@@ -98,7 +100,6 @@ class Delivery:
         tracked.on(CommandEvent.PUSH)
         tracked.attempts += 1
         tracked.pushed_at_us = now_us
-        tracked.link = device.link
         number = flights.begin(device, tracked, now_us)
         command = tracked.command
         if device.replay.probing and command.qos > 1 and not self._limits.answers.confirm:
@@ -114,9 +115,8 @@ class Delivery:
             self._commands.stop_awaiting(head)
             if head.state is CommandState.IN_FLIGHT:
                 head.on(CommandEvent.RETRY)
-            head.link = None
         device.failures = device.retry_at_us = 0
-        self._links[device.link].leave(device)
+        self._links[device.link].waiting.pop(device.name, None)
         self._devices.look_at(device)
 
     def may_go(self, number: int, now_us: int) -> bool:
@@ -133,8 +133,7 @@ class Delivery:
         return False
 
     def _at(self, number: int) -> Flights:
-        link = self._links.of(number)
-        return self._links.first if link is None else self._links[link]
+        return self._links[self._links.of(number)]
 
     def _end(self, number: int) -> Flight | None:
         return self._at(number).end(number)

@@ -46,6 +46,18 @@ class SegmentWrite:
 
 
 @dataclass(slots=True, eq=False)
+class Place:
+    """Where a device gets its commands."""
+
+    link: str = ""
+    """Name of the broker."""
+    certain: bool = False
+    """A sign of life or a probe chose the broker: one that a command names does not count."""
+    ready: bool = False
+    """The device is in the list of those to look at, of its broker."""
+
+
+@dataclass(slots=True, eq=False)
 class ReplayProgress:
     """How far the replay of a device's parked commands is."""
 
@@ -76,10 +88,6 @@ class Device:
     cursor: Cursor
     loaded: CommandPosition
     """The cursor's position as the former owner left it."""
-    link: str = ""
-    """The broker at which it gets its commands."""
-    placed: bool = False
-    """A sign of life or a probe chose that broker: one that a command names does not count."""
     mode: Mode = Mode.LIVE
     suspected: bool = True
     """Its first push may repeat one of the former owner."""
@@ -93,11 +101,15 @@ class Device:
     failures: int = 0
     """In a row."""
     retry_at_us: int = 0
-    ready: bool = False
-    """It is in the list of devices to look at, of its broker."""
+    place: Place = field(default_factory=Place)
     parked: Parked = field(default_factory=Parked)
     segment_write: SegmentWrite = field(default_factory=SegmentWrite)
     replay: ReplayProgress = field(default_factory=ReplayProgress)
+
+    @property
+    def link(self) -> str:
+        """The broker at which it gets its commands."""
+        return self.place.link
 
     def on(self, event: DeviceEvent) -> None:
         """Change the mode. Raises IllegalTransitionError."""
@@ -168,7 +180,7 @@ class Devices:
         """Keep only the ids of a parked device for which nothing is under way."""
         cursor, segments, replay = device.cursor_write, device.segment_write, device.replay
         busy = device.queue or cursor.pending or cursor.under_way or segments.ids or replay.resuming
-        listed = device.ready or replay.waiting or segments.keys or device.name in self.dirty
+        listed = device.place.ready or replay.waiting or segments.keys or device.name in self.dirty
         if device.mode is not Mode.PARKED or busy or listed or device.given_up or not len(device.parked):
             return
         del self.awake[device.name]
@@ -241,8 +253,8 @@ class Devices:
 
     def look_at(self, device: Device) -> None:
         """Have the device's next command sent when it is its turn."""
-        if not device.ready:
-            device.ready = True
+        if not device.place.ready:
+            device.place.ready = True
             self._ready[device.link].append(device)
 
     def next_ready(self, link: str) -> Device | None:
@@ -250,20 +262,21 @@ class Devices:
         ready = self._ready[link]
         while ready:
             device = ready.popleft()
-            if device.ready and device.link == link:
-                device.ready = False
+            if device.place.ready and device.link == link:
+                device.place.ready = False
                 return device
         return None
 
-    def move(self, device: Device, link: str, *, placed: bool) -> None:
+    def move(self, device: Device, link: str, *, certain: bool) -> None:
         """The device gets its commands at another broker from now on."""
-        device.placed = placed
-        if device.link == link:
+        place = device.place
+        place.certain = certain
+        if place.link == link:
             return
-        device.link = link
+        place.link = link
         self.moved = True
-        if device.ready:
-            device.ready = False
+        if place.ready:
+            place.ready = False
             self.look_at(device)
 
     def retry_at(self, device: Device, at_us: int) -> None:

@@ -61,9 +61,10 @@ _NO_FAULT: Final = _Fault()
 class Flight:
     """A push without a PUBACK so far."""
 
-    number: int
     device: Device
     tracked: TrackedCommand
+    attempt: int
+    """Which push of its command it is."""
     size: int
     """Bytes of the payload."""
     at_us: int
@@ -82,7 +83,11 @@ class Flight:
         """Whether the command still waits for this push; its device may have answered, may be parked, or may have moved to
         another broker, where the command was sent again.
         """
-        return self.tracked.state is CommandState.IN_FLIGHT and self.tracked.flight == self.number
+        return self.tracked.state is CommandState.IN_FLIGHT and self.tracked.attempts == self.attempt
+
+    def is_overdue(self, now_us: int, timeout_us: int) -> bool:
+        """Return whether its PUBACK has not come in its time."""
+        return self.sent and now_us - self.at_us >= timeout_us
 
 
 class Flights:
@@ -90,9 +95,9 @@ class Flights:
     """
 
     def __init__(self, limits: Limits, numbers: Iterator[int] | None = None) -> None:
-        """``numbers`` gives the numbers of all pushes of the partition, whatever the broker."""
+        """``numbers`` gives the numbers of pushes, which no other broker's have."""
         self._limits = limits
-        self._numbers = count(1) if numbers is None else numbers
+        self.numbers = count(1) if numbers is None else numbers
         self._flights: dict[int, Flight] = {}
         self._bytes = 0
         self._stalled = 0  # they count for no window
@@ -108,9 +113,6 @@ class Flights:
         """Nothing new is sent."""
         self.waiting: dict[str, Device] = {}
         """Devices at this broker whose parked commands are read when it accepts more."""
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._flights
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -137,10 +139,6 @@ class Flights:
         return not self.connected or (oldest is not None and now_us - oldest.at_us >= _STUCK_US)
 
     # --- begin ---
-
-    def next_number(self) -> int:
-        """Return the number of the next push or answer."""
-        return next(self._numbers)
 
     def must_pause(self, now_us: int) -> bool:
         """Return whether a suspect waits, or is in flight, while the broker may still close the connection for a push."""
@@ -171,9 +169,8 @@ class Flights:
 
     def begin(self, device: Device, tracked: TrackedCommand, now_us: int) -> int:
         """Note a push. Returns its number."""
-        number = tracked.flight = self.next_number()
-        size = tracked.command.size
-        self._flights[number] = Flight(number, device, tracked, size, now_us)
+        number, size = next(self.numbers), tracked.command.size
+        self._flights[number] = Flight(device, tracked, tracked.attempts, size, now_us)
         self._bytes += size
         self._lone = number if self._fault_of(tracked).alone else 0
         return number
@@ -198,11 +195,6 @@ class Flights:
             flight.stalled = False
             self._stalled -= 1
             self._bytes += flight.size
-
-    def leave(self, device: Device) -> None:
-        """The device is at another broker now."""
-        self._aside.pop(device.name, None)
-        self.waiting.pop(device.name, None)
 
     # --- end ---
 
@@ -235,7 +227,7 @@ class Flights:
         for number, flight in self._flights.items():
             if not flight.sent or not flight.wanted:
                 continue
-            if self._is_overdue(flight, now_us) and number < self.newest:
+            if flight.is_overdue(now_us, self._limits.puback_timeout_us) and number < self.newest:
                 self._blame_silence(flight)
             elif now_us - flight.at_us < SHORT_US:
                 young.append(flight)
@@ -253,8 +245,8 @@ class Flights:
 
     def overdue(self, now_us: int) -> Command | None:
         """Return a command whose PUBACK has not come in its time, None without one."""
-        flights = self._flights.values()
-        return next((one.tracked.command for one in flights if self._is_overdue(one, now_us)), None)
+        flights, timeout_us = self._flights.values(), self._limits.puback_timeout_us
+        return next((one.tracked.command for one in flights if one.is_overdue(now_us, timeout_us)), None)
 
     # --- faults ---
 
@@ -272,9 +264,6 @@ class Flights:
 
     def _fault_of(self, tracked: TrackedCommand) -> _Fault:
         return self._faults.get(tracked.position, _NO_FAULT)
-
-    def _is_overdue(self, flight: Flight, now_us: int) -> bool:
-        return flight.sent and now_us - flight.at_us >= self._limits.puback_timeout_us
 
     def _fault(self, flight: Flight) -> _Fault:
         fault = self._faults.setdefault(flight.tracked.position, _Fault())

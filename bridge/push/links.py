@@ -20,8 +20,8 @@ class Links:
     """The links of one partition, by name."""
 
     def __init__(self, names: Sequence[str], limits: Limits) -> None:
-        numbers = count(1)
-        self._flights = {name: Flights(limits, numbers) for name in names}
+        # From the number of a push follows its broker.
+        self._flights = {name: Flights(limits, count(1 + at, len(names))) for at, name in enumerate(names)}
         self.names = tuple(self._flights)
         self.several = len(self.names) > 1
 
@@ -62,6 +62,6 @@ class Links:
         for flights in self:
             flights.draining = True
 
-    def of(self, number: int) -> str | None:
-        """Return at which broker push ``number`` is in flight, None if it is in none."""
-        return next((name for name, flights in self._flights.items() if number in flights), None)
+    def of(self, number: int) -> str:
+        """Return at which broker push ``number`` was made."""
+        return self.names[(number - 1) % len(self.names)]

@@ -171,7 +171,6 @@ class Owner:
         settings, connection = self._settings, self._connection
         self._log = connection.log
         self._clock = WallClock()
-        self._shown = {name: connection.brokers.shown(name) for name in connection.links}
         self._next_look = 0.0
         self._rewriter = CursorRewriter(self._log.cursors)
         self._rewriter.taken_over(cursors, self._log.last)
@@ -286,7 +285,8 @@ class Owner:
         self._rewriter.turn(core, now)
         if now >= self._next_look:
             self._next_look = now + 1.0
-            self._metrics.show(core, now_us, self._shown)
+            shown = self._connection.brokers.shown
+            self._metrics.show(core, now_us, {name: shown(name) for name in core.links.names})
             for name, one in self._connection.links.items():
                 self._drop_silent_connection(name, one.link)
         self._retention.turn(now, now_us, proven=self._connection.connected)

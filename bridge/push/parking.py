@@ -29,6 +29,7 @@ __all__ = ["Parking"]
 
 _PART: Final = 8
 """Such a part of the room is made at once, so that not every arriving command has to make its own."""
+_ROOM_US: Final = 500_000
 _WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
 
 
@@ -72,6 +73,8 @@ class Parking:
     _replay: Replay
     _probes: Probes
     _presence: Presence
+    room_at_us: int = 0
+    """When ``look_for_room`` is due in a full partition."""
     unread: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
@@ -258,6 +261,12 @@ class Parking:
         return sorted(one for one, at_us in device.cursor.unproven if at_us > since)
 
     # --- backpressure (H30) ---
+
+    def look_for_room(self, now_us: int) -> None:
+        """Make room in a partition that stays full: a broker may be away by now, and nothing arrives that would show it."""
+        if self._links.several and self._commands.full and now_us >= self.room_at_us:
+            self.room_at_us = now_us + _ROOM_US
+            self.make_room(now_us)
 
     def make_room(self, now_us: int) -> None:
         """Park what takes most of a full partition. First of devices that fail, which are parked; of a device that is only

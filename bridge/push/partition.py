@@ -9,7 +9,6 @@ tables and the commit orders. No component has a socket, a thread or a clock: th
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Action, Outbox, ResumeAnswer, ResumeRequest
@@ -17,9 +16,11 @@ from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
 from bridge.push.device import Device, Devices
+from bridge.push.flights import Flights
 from bridge.push.limits import Limits
 from bridge.push.links import Links
 from bridge.push.parking import Parking
+from bridge.push.places import Places
 from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
@@ -29,8 +30,6 @@ from bridge.push.settlement import Settlement
 from bridge.push.states import CommandState, Mode
 
 __all__ = ["Partition"]
-
-_ROOM_US: Final = 500_000
 
 
 class Partition:
@@ -56,17 +55,17 @@ class Partition:
         """
         self.outbox = Outbox(partition)
         self.commands = CommandRegistry(limits, horizon, self.outbox)
-        self.devices = Devices(limits.remembered_ids, dict(cursors), self._locate)
+        self.devices = Devices(limits.remembered_ids, dict(cursors), lambda device: self.places.locate(device))
         self.links = Links(links, limits)
-        self.flights = self.links.first
-        self.presence = Presence()
+        presence = Presence()
+        self.places = Places(self.links, self.devices, presence, now_us)
         late = LateAnswers(answers=limits.answers.confirm)
         base = (self.outbox, self.commands, self.devices)
         self.settlement = Settlement(limits, *base, late)
         self.delivery = Delivery(limits, horizon, *base, self.links, self.settlement, late)
         self.segments = SegmentLog(owner, limits.parked.coalesce_us, *base)
         self.replay = Replay(limits, *base, self.links, self.segments, self.settlement, late)
-        self.probes = Probes(limits, self.links, self.devices, self.replay, self.presence)
+        self.probes = Probes(limits, self.links, self.devices, self.replay, presence)
         self.parking = Parking(
             limits,
             horizon,
@@ -77,15 +76,14 @@ class Partition:
             late,
             self.replay,
             self.probes,
-            self.presence,
+            presence,
         )
         self.relocation = Relocation(
             limits, self.outbox, self.devices, self.links, self.segments, self.replay, self.probes
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
-        self._now_us = self._began_us = now_us
-        self._room_at_us = 0
+        self._now_us = now_us
         self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
 
     def _restore(self, parked: MutableMapping[str, dict[str, bytes]], unproven_since_us: int, left_us: int) -> None:
@@ -95,9 +93,19 @@ class Partition:
                 self.parking.restore(name, {}, self._now_us, left_us)
         for name in list(parked):
             self.parking.restore(name, parked.pop(name), self._now_us, left_us)
-        self.probes.restored(self._link_of)
+        self.probes.restored(self.places.last_seen)
 
     # --- state ---
+
+    @property
+    def flights(self) -> Flights:
+        """The flights at the first broker, which is the only one of most partitions."""
+        return self.links.first
+
+    @property
+    def presence(self) -> Presence:
+        """What is known of the devices."""
+        return self.places.presence
 
     @property
     def settled(self) -> bool:
@@ -124,16 +132,14 @@ class Partition:
             self.replay.next_time_us(probes=self.probes.waiting),
             self.relocation.next_time_us(),
             None if self.links.draining else self.resume.next_time_us,
-            self._room_at_us if self.links.several and self.commands.full else None,
+            self.parking.room_at_us if self.links.several and self.commands.full else None,
         )
         return min((at_us for at_us in times if at_us is not None), default=None)
 
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far. At most one cursor write per device is under way."""
         self._now_us = now_us
-        if self.links.several and self.commands.full and now_us >= self._room_at_us:
-            self._room_at_us = now_us + _ROOM_US
-            self.parking.make_room(now_us)  # a broker may be away by now, and nothing arrives that would make room
+        self.parking.look_for_room(now_us)
         self.probes.continue_replays(now_us)
         self.resume.advance(now_us, serves=not self.links.draining)
         self.replay.budget.refill(now_us)
@@ -216,9 +222,8 @@ class Partition:
 
     def confirmed(self, number: int, reason: int, now_us: int) -> None:
         """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
-        link = self.links.of(number)
         if reason == NO_SUBSCRIBERS:
-            self.probes.prove_absence(self.links.names[0] if link is None else link)
+            self.probes.prove_absence(self.links.of(number))
         failure = self.delivery.confirmed(number, reason, now_us)
         if failure is not None:
             self._failed(failure, now_us)
@@ -227,13 +232,13 @@ class Partition:
         self, position: CommandPosition, payload: bytes, now_us: int, link: str = "", *, failed: bool
     ) -> bool:
         """A device answered the command at ``position``, perhaps late, perhaps twice; ``failed``: it could not execute the
-        command. It is at the broker ``link`` if its command was sent there. Returns whether the answer was to a command that was sent and is not confirmed.
+        command. It came by the broker ``link``, where the device is unless it has moved. Returns whether the answer was to a command that was sent and is not confirmed.
         """
         tracked = self.delivery.awaits(position)
         if tracked is not None:
             device = self.devices.awake[tracked.command.device]
-            self.presence.alive(device.name, now_us, link if tracked.link == link else "")
-            self._note_place(device.name)
+            self.presence.alive(device.name, now_us, self.places.known(link) if device.link == link else "")
+            self.places.store(device.name)
             if not failed:
                 self.delivery.answered(tracked, payload, now_us)
                 return True
@@ -254,7 +259,7 @@ class Partition:
         if device is None:
             return
         self.presence.alive(device.name, request.at_us)
-        self._locate(device)
+        self.places.locate(device)
         if self.probes.is_away(device, now_us):
             self.probes.plan(device.name, device.parked, now_us)
             self.probes.watch_expiry(device.name, device.parked)
@@ -279,7 +284,7 @@ class Partition:
 
     def asked(self, request: ResumeRequest, now_us: int) -> ResumeAnswer | None:
         """A device asks for everything after a position. Returns the answer if there is nothing to send."""
-        if self._known(request.link):
+        if self.places.known(request.link):
             self.alive(request.device, request.at_us, request.link)
         return self.resume.asked(request, now_us)
 
@@ -289,25 +294,37 @@ class Partition:
         """The device gave a sign of life, at the broker ``link`` if it says so; not ``dated``: a retained message, which may be
         old.
         """
-        link = self._known(link)
-        self._seed_place(name)
-        if not self.presence.counts(name, at_us, link, dated=dated):
+        presence, places, link = self.presence, self.places, self.places.known(link)
+        places.recall(name)
+        if not presence.counts(name, at_us, link, dated=dated):
             return
-        moved = bool(link) and link != self.link_of(name)
-        wakes = moved and self._wakes_by_move(name, at_us)
-        if moved:
-            self._leave(name)
-        self.presence.alive(name, at_us, link, dated=dated)
-        self._note_place(name)
-        device = self._sign_for(name, at_us, wakes=wakes)
+        moved = bool(link) and link != places.link_of(name)
+        wakes = moved and places.ends_absence(name, at_us)
+        if moved and (left := places.leaving(name)) is not None:
+            self.delivery.recall(left)
+            self.parking.leave_broker(left, self._now_us)
+        presence.alive(name, at_us, link, dated=dated)
+        places.store(name)
+        dormant = self.devices.dormant.get(name)
+        if dormant is not None and at_us < dormant.since_us and not wakes:
+            return
+        device = self.devices.known(name)
         if device is None:
+            cursor = self.devices.cursors.get(name)
+            if cursor is not None:
+                cursor.device_seen(at_us)
             return
+        if link:
+            places.locate(device)
         if moved:
-            self._arrive(device, dated=dated)
-        elif link:
-            self._locate(device)
+            self.resume.moved(device)
+            if dated and device.cursor.has_state and not device.replay.resuming:  # a resume writes it anyway
+                self.devices.mark_dirty(device)  # for the next owner
+        self._wake(device, at_us, in_any_case=wakes)
+
+    def _wake(self, device: Device, at_us: int, *, in_any_case: bool) -> None:
         device.cursor.device_seen(at_us)
-        if device.mode is Mode.PARKED and at_us < device.parked.since_us and not wakes:
+        if device.mode is Mode.PARKED and at_us < device.parked.since_us and not in_any_case:
             return
         device.parked.probe_wait_us = 0
         if device.mode is Mode.PARKED:
@@ -318,47 +335,10 @@ class Partition:
             device.retry_at_us = 0
             self.devices.look_at(device)
 
-    def _wakes_by_move(self, name: str, at_us: int) -> bool:
-        """Return whether a sign of life from another broker counts although it may be older than the absence: its device was
-        parked because of what the wrong broker reported. Of a device that a former owner parked, and that was never seen at a
-        broker, that is not known.
-        """
-        parked = self.devices.mode_of(name) is Mode.PARKED
-        return not parked or bool(self.presence.place(name)[0]) or at_us >= self._began_us
-
-    def _sign_for(self, name: str, at_us: int, *, wakes: bool) -> Device | None:
-        """Return the device that a sign of life is for, None if it has nothing that waits, or if the sign is older than that."""
-        dormant = self.devices.dormant.get(name)
-        if dormant is not None and at_us < dormant.since_us and not wakes:
-            return None
-        device = self.devices.known(name)
-        if device is None:
-            cursor = self.devices.cursors.get(name)
-            if cursor is not None:
-                cursor.device_seen(at_us)
-        return device
-
-    def _leave(self, name: str) -> None:
-        """The device is not at the broker any more at which it got its commands."""
-        cursor = self.devices.any_cursor(name)
-        device = self.devices.awake.get(name)
-        if device is None and cursor is not None and (cursor.unproven or self.presence.place(name)[0]):
-            device = self.devices.get(name)
-        if device is not None:
-            self.delivery.recall(device)
-            self.parking.leave_broker(device, self._now_us)
-
-    def _arrive(self, device: Device, *, dated: bool) -> None:
-        """The device is at another broker now."""
-        self._locate(device)
-        self.resume.moved(device)
-        if dated and device.cursor.has_state and not device.replay.resuming:  # a resume writes it anyway
-            self.devices.mark_dirty(device)  # for the next owner
-
     def gone(self, name: str, at_us: int, now_us: int, link: str = "") -> None:
         """The device gave a sign of absence, such as its will; the broker ``link`` reports it."""
-        self._seed_place(name)
-        if not self.presence.gone(name, at_us, self._known(link)):
+        self.places.recall(name)
+        if not self.presence.gone(name, at_us, self.places.known(link)):
             return
         device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
         if device is None and cursor is not None and cursor.unproven:
@@ -368,41 +348,6 @@ class Partition:
         # A device that is replayed may wait for its turn, with none of its commands in memory.
         if device.mode is Mode.REPLAYING or device.queue or device.cursor.unproven:
             self.parking.park(device, now_us)
-
-    # --- where a device is ---
-
-    def link_of(self, name: str) -> str:
-        """Return the broker at which a device gets its commands."""
-        device = self.devices.awake.get(name)
-        return self._link_of(name) if device is None else device.link
-
-    def _known(self, link: str) -> str:
-        return link if self.links.several and link in self.links else ""
-
-    def _link_of(self, name: str) -> str:
-        self._seed_place(name)
-        return self.presence.place(name)[0] or self.links.names[0]
-
-    def _seed_place(self, name: str) -> None:
-        """Note where a former owner has seen the device, unless more is known."""
-        if not self.links.several or self.presence.place(name)[0]:
-            return
-        cursor = self.devices.any_cursor(name)
-        if cursor is not None and cursor.link in self.links:
-            self.presence.put(name, cursor.link, cursor.link_at_us)
-
-    def _note_place(self, name: str) -> None:
-        """Have the device's next cursor say where it is."""
-        cursor = self.devices.any_cursor(name) if self.links.several else None
-        if cursor is not None:
-            cursor.link, cursor.link_at_us = self.presence.place(name)
-
-    def _locate(self, device: Device) -> None:
-        """Have the device get its commands where it was last seen."""
-        if self.links.several:
-            link = self._link_of(device.name)
-            self.devices.move(device, link, placed=bool(self.presence.place(device.name)[0]))
-            self._note_place(device.name)
 
     # --- events: the clock ---
 

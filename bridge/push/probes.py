@@ -294,7 +294,7 @@ class Probes:
             link = self._probed_at(name, parked)
             if link is not None:
                 device = self._devices.get(name)
-                self._devices.move(device, link, placed=device.placed or self._links.several)
+                self._devices.move(device, link, certain=self._links.several)
                 self._replay.wake(device, probing=True)
             else:
                 self.plan(name, parked, now_us)

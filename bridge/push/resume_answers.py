@@ -193,7 +193,7 @@ class Answers:
 
     def _note_sent(self, answer: _Answer) -> None:
         answer.sent_at = time.monotonic()
-        answer.number = self._flights.next_number()
+        answer.number = next(self._flights.numbers)
 
     def _give_up(self, answer: _Answer) -> None:
         did = "closes the connection at" if answer.closes >= CLOSES else "does not confirm"
@@ -283,7 +283,7 @@ class ResumeRequests:
 
     def _refuse(self, message_id: MessageId, device: str, payload: bytes, link: str) -> None:
         """Refuse a request where it came in, which is known unless the device's broker is."""
-        link = link or self._core.link_of(device)
+        link = link or self._core.places.link_of(device)
         if self.answers[link].full or not self._rate.allows(device, time.monotonic()):
             self._metrics.counters["resume_answers"].labels("dropped").inc()
             log.warning(

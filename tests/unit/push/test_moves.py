@@ -123,7 +123,7 @@ def test_a_late_answer_from_the_former_broker_settles_the_command_once_and_moves
     following = two.push()
     assert where([following]) == [("d-1", "b", False)]
     assert not two.answer(again, "b")
-    assert two.core.link_of("d") == "b"
+    assert two.core.places.link_of("d") == "b"
     assert two.states == {"d-0": "answered"}
 
 
