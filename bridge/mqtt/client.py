@@ -320,7 +320,8 @@ class Link:
             if self.connected:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
                 self._sock.send(packets.DISCONNECT_PACKET)
-        self._close_socket()
+            self._close_socket()
+        self._dialler.cancel()
         self.reconnects.lost = None
 
     def close(self) -> None:
