@@ -1,4 +1,4 @@
-"""Waits for a socket, a wake-up from another thread, or a time-out."""
+"""Waits for sockets, a wake-up from another thread, or a time-out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _HasFile(Protocol):
 
 
 class Poller:
-    """Waits for one socket at a time. Only ``wake`` is called from other threads."""
+    """Waits for one socket, or for all that ``watch`` was called with. Only ``wake`` is called from other threads."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -35,11 +35,18 @@ class Poller:
     def wait(self, sock: _HasFile | None, timeout: float, *, read: bool, write: bool) -> bool:
         """Wait up to ``timeout`` seconds until ``sock`` is ready, or a wake-up. Returns whether it can be read."""
         if sock is not None:
-            self._watch(sock, read * selectors.EVENT_READ | write * selectors.EVENT_WRITE)
-        readable = False
+            self.watch(sock, read=read, write=write)
+        return bool(self.wait_all(timeout))
+
+    def wait_all(self, timeout: float) -> set[int]:
+        """Wait up to ``timeout`` seconds until a watched socket is ready, or a wake-up. Returns the descriptors of those that can
+        be read.
+        """
+        readable = set()
         for key, events in self._selector.select(timeout):
             if key.fileobj is not self._wake_r:
-                readable = readable or bool(events & selectors.EVENT_READ)
+                if events & selectors.EVENT_READ:
+                    readable.add(key.fd)
                 continue
             with suppress(BlockingIOError):
                 self._wake_r.recv(65536)  # if more bytes are in the pipe, the next wait returns at once
@@ -48,7 +55,9 @@ class Poller:
             self._woken = False
         return readable
 
-    def _watch(self, sock: _HasFile, wanted: int) -> None:
+    def watch(self, sock: _HasFile, *, read: bool, write: bool) -> None:
+        """Have the next waits end when the socket can be read or written, as wanted."""
+        wanted = read * selectors.EVENT_READ | write * selectors.EVENT_WRITE
         keys = self._selector.get_map()
         fd = sock.fileno()
         known = keys.get(fd)

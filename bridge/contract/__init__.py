@@ -172,6 +172,8 @@ C_EXPIRES: Final = "command.expires_at_ms"
 C_EMITTED: Final = "command.emitted_at_us"
 C_CAUSE: Final = "command.cause"
 """Identity of the cause of the command, for example ``rule/reading id``."""
+C_LINK: Final = "command.link"
+"""Name of a link: at its MQTT broker the device gets the command if push does not know where the device is."""
 C_RESEND_OF: Final = "command.resend_of"
 """On a resent copy of a failed command: the first id of the command. The copy has the id ``ID~2``, ``ID~3``, …"""
 

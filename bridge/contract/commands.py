@@ -19,6 +19,7 @@ from bridge.contract import (
     C_GROUP,
     C_GROUP_ID,
     C_ID,
+    C_LINK,
     C_QOS,
     C_REF,
     C_RESEND_OF,
@@ -156,6 +157,8 @@ class Command:
     resend_of: str = ""
     """The first id of the command, if this one is a resent copy."""
     ref: GroupRef | None = None
+    link: str = ""
+    """Name of the link to the MQTT broker where the device gets the command if push does not know where the device is."""
 
     @property
     def size(self) -> int:
@@ -180,6 +183,8 @@ def command_problem(command: Command, max_name_bytes: int = MAX_NAME_BYTES) -> P
     names = [("command_id", command.command_id), ("device", command.device)]
     if command.resend_of:
         names.append(("resend_of", command.resend_of))
+    if command.link:
+        names.append(("link", command.link))
     if command.ref is not None:  # its receipt contains them
         names += [(C_GROUP, command.ref.group), (C_GROUP_ID, command.ref.command_id)]
     for field, name in names:
@@ -255,6 +260,8 @@ def _properties(command: Command) -> dict[str, str]:
         properties[C_CAUSE] = command.cause
     if command.resend_of:
         properties[C_RESEND_OF] = command.resend_of
+    if command.link:
+        properties[C_LINK] = command.link
     if command.ref is not None:
         properties |= {
             C_VERSION: ENTRY_VERSION,
@@ -314,6 +321,7 @@ def read_command(properties: Mapping[str, str], payload: bytes) -> Command:
         cause=properties.get(C_CAUSE, ""),
         resend_of=properties.get(C_RESEND_OF, ""),
         ref=_ref(properties) if version == ENTRY_VERSION else None,
+        link=properties.get(C_LINK, ""),
     )
 
 

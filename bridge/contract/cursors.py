@@ -256,6 +256,10 @@ class CursorRecord(NamedTuple):
     maybe_seen_to: CommandPosition | None
     """The device may have received everything up to there, however low ``position`` is: a former owner wrote this cursor
     late, and the records of its successor are lost (H23). None: nothing is uncertain."""
+    link: str = ""
+    """The MQTT broker where the device was last seen, as the name of a link; empty if unknown, or with one broker."""
+    link_at_us: int = 0
+    """Its last sign of life there, in µs since the epoch; 0 if it is not known when that was."""
 
     def encode(self, from_id: int = 0) -> bytes:
         """Return the JSON payload, without the ids before number ``from_id``, which are stored apart."""
@@ -273,6 +277,10 @@ class CursorRecord(NamedTuple):
             body["had_to"] = list(self.maybe_seen_to)
         if self.delivered_at_ms:
             body["at"] = self.delivered_at_ms
+        if self.link:
+            body["link"] = self.link
+        if self.link and self.link_at_us:
+            body["link_at"] = self.link_at_us
         return _dumped(body)
 
     @classmethod
@@ -290,6 +298,8 @@ class CursorRecord(NamedTuple):
             delivered_at_ms=checked_whole(body.get("at", 0), 0, LAST_US // 1000),
             online=body.get("back") == 1,
             maybe_seen_to=_position(body, "had_to"),
+            link=checked_text(body.get("link", "")),
+            link_at_us=checked_whole(body.get("link_at", 0), 0, LAST_US),
         )
 
 

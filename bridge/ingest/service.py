@@ -129,10 +129,17 @@ class IngestService:
             limit=limit,
             wake=wake,
             health=self.health,
-            alive=None if pulsar.presence is None else partial(pulsar.presence.note, link),
+            alive=None if pulsar.presence is None else partial(self._sighted, pulsar.presence, link),
         )
         self._intakes.append(made)
         return made
+
+    def _sighted(self, presence: PresenceWriter, link: str, device: str) -> None:
+        """Record the device, and have the other links record it as soon as it moves there."""
+        presence.note(link, device)
+        for intake in self._intakes:
+            if intake.link != link:
+                intake.seen_elsewhere(device)
 
     def advertised(self, protocol: str) -> Mapping[str, str]:
         """Return the data that other live instances advertise for a protocol, by instance."""

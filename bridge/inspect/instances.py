@@ -35,6 +35,8 @@ class PushProcess:
     """What it owns, or is taking over."""
     groups: bool
     """Whether it gives group commands to their members."""
+    away: list[str] = field(default_factory=list)
+    """The links whose MQTT brokers it cannot reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,13 @@ def _state(record: InstanceRecord, now_ms: int) -> str:
 
 
 def _push_process(record: InstanceRecord, state: str) -> PushProcess:
-    has: frozenset[int] = frozenset()
+    beat = Beat(frozenset(), frozenset())
     with suppress(ContractError):  # of a later release
-        has = Beat.decode(record.protocols[PUSH_PROTOCOL].data).has
-    return PushProcess(record.instance, state, record.started_ms, sorted(has - {GROUPS}), GROUPS in has)
+        beat = Beat.decode(record.protocols[PUSH_PROTOCOL].data)
+    share = sorted(beat.has - {GROUPS})
+    return PushProcess(
+        record.instance, state, record.started_ms, share, GROUPS in beat.has, sorted(beat.away)
+    )
 
 
 def _owners(admin: PulsarAdmin, topics: list[str]) -> tuple[dict[str, dict[str, str]], str]:

@@ -84,7 +84,7 @@ class Intake:
         self.metrics = LinkMetrics(link)
         self._stalls = StallLog((health or Health()).part(f"writes of {link}"), settings.ingest)
         self._settings = settings
-        self._link = link
+        self.link = link
         envelope = Envelope(link=link, protocol=protocol, mark=settings.ingest.retained == "mark")
         self._targets = Targets(settings, mapper, envelope, alive)
         self._skip_retained = settings.ingest.retained == "skip"
@@ -162,6 +162,10 @@ class Intake:
         self._turn_bytes += payloads
         return found
 
+    def seen_elsewhere(self, device: str) -> None:
+        """Another link has reported the device: if it publishes here again, it has moved. From any thread."""
+        self._targets.seen_elsewhere(device)
+
     def take(self, reading: Reading, message: Message) -> str | None:
         """Take one message; ``turn`` returns ``reading``, the owner's object for it, once it is stored.
 
@@ -218,7 +222,7 @@ class Intake:
         mqtt_topic = reading.properties[P_TOPIC]
         log.warning(
             "message goes to the dead letters. Action: see pulsebridge dead-letters list",
-            link=self._link,
+            link=self.link,
             mqtt_topic=mqtt_topic[:200],
             why=reason,
             shown=1,
@@ -239,7 +243,7 @@ class Intake:
             self.metrics.counters["cut"].inc()
             log.error(
                 "payload is too large for a dead letter, only its head is kept. Action: limit the size of messages",
-                link=self._link,
+                link=self.link,
                 mqtt_topic=mqtt_topic[:200],
                 bytes=size,
                 shown=1,

@@ -76,6 +76,13 @@ class Sightings:
             self._known.put(device, found)
         return found
 
+    def seen_elsewhere(self, device: str) -> None:
+        """Another link has reported the device: its next message here requires a record, at most one a second. From any thread.
+        """
+        found = self._known.get(device)
+        if found is not None:
+            found.due = min(found.due, found.last_record + _QUIET_S)
+
     def record_due(self, seen: Sighting, now: float) -> bool:
         """Return whether a message requires a record; call it before ``last_message`` is set."""
         if now >= seen.due:
@@ -145,6 +152,11 @@ class Targets:
         assert self._alive is not None
         if self._sightings.record_due(seen, arrived):
             self._alive(seen.device)
+
+    def seen_elsewhere(self, device: str) -> None:
+        """Another link has reported the device. From any thread."""
+        if self._sightings is not None:
+            self._sightings.seen_elsewhere(device)
 
     def of(self, message: Message) -> Target | NoRoute | LeftOut:
         """Return the target of a message. The first message of a topic decides those of the others."""

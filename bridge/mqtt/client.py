@@ -16,18 +16,19 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from bridge.errors import ConfigError
 from bridge.mqtt import packets
 from bridge.mqtt.buffered_socket import MAX_PACKET_BYTES, BufferedSocket, dialled
+from bridge.mqtt.dialling import DIAL_ERRORS, Dialler
 from bridge.mqtt.keepalive import KeepAlive, Reconnects
 from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
+from bridge.mqtt.turns import turn_all
 from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishProperties, Subscription
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
@@ -49,7 +50,8 @@ class Link:
     ``persistent`` keeps the session at the broker while we are offline; links that only publish do not need it. A new
     connection resends the unconfirmed publishes of the last one, in order. ``window`` bounds the QoS 1 publishes that
     are sent and unconfirmed; the broker's own Receive Maximum applies as well. Of a PUBLISH of more than
-    ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed.
+    ``max_packet_bytes`` only the beginning is kept, and it arrives as malformed. ``poller`` is one that other links of the same
+    thread share (``turn_all``); such a link dials in a thread of its own, so that it does not delay the others.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Link:
         receive_maximum: int = 65535,
         window: int = 65535,
         max_packet_bytes: int = MAX_PACKET_BYTES,
+        poller: Poller | None = None,
     ) -> None:
         self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
         self.handler = handler
@@ -79,8 +82,9 @@ class Link:
         self._reader = PacketReader(self.client_id, settings.protocol, self._outbox)
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
-        self._poller = Poller()
-        self._dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
+        self._poller = poller or Poller()
+        dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
+        self._dialler = Dialler(dial, None if poller is None else poller.wake)
 
     @property
     def client_id(self) -> str:
@@ -129,22 +133,36 @@ class Link:
 
     def turn(self, timeout: float = 1.0) -> None:
         """Run one turn: connect if that is due, wait for bytes, a wake-up or the time-out, read, deliver, write."""
-        if self._sock is None and self.reconnects.lost is None and time.monotonic() >= self.reconnects.due:
-            self._connect()
-        timeout = min(timeout, self._patience(time.monotonic()))
-        if self._sock is None:
-            arrived = self._poller.wait(None, timeout, read=False, write=False)
-        else:
-            wanted = not self._reading_paused
-            arrived = self._poller.wait(self._sock, timeout, read=wanted, write=bool(self._sock.unsent))
+        turn_all([self], self._poller, timeout, self.handler.on_turn)
+
+    def steps(self) -> Generator[float, Collection[int], None]:
+        """Run one turn in steps (``turn_all``). Yield for how many seconds nothing is due, get the descriptors that can be read,
+        yield once more before the handler's turn.
+        """
+        now = time.monotonic()
+        if self._dialler.under_way or (
+            self._sock is None and self.reconnects.lost is None and now >= self.reconnects.due
+        ):
+            try:
+                self._sock = self._dialler.dial(self.receive_maximum)
+                self.reconnects.due = time.monotonic() + self.settings.connect_timeout
+            except DIAL_ERRORS as e:
+                self.reconnects.lost = not_connected(e, self.settings)
+                self._report_loss()
+            now = time.monotonic()
+        patience, fd = self._patience(now), -1
         if self._sock is not None:
-            self._read(arrived)
+            fd = self._sock.fileno()
+            self._poller.watch(self._sock, read=not self._reading_paused, write=bool(self._sock.unsent))
+        readable = yield patience
+        if self._sock is not None:
+            self._read(fd in readable)
         if self._sock is not None:
             self._check_time(time.monotonic())
         if self.reconnects.lost is not None:
             self._report_loss()
         self._turning = threading.get_ident()
-        self.handler.on_turn(time.monotonic())
+        yield 0.0
         self._turning = 0  # later publishes wake the next turn
         self._send_waiting()
         if self._sock is not None and self._sock.unsent:
@@ -152,6 +170,8 @@ class Link:
             self.keepalive.sent(time.monotonic())
 
     def _patience(self, now: float) -> float:
+        if self._dialler.under_way:
+            return 1.0
         if self._sock is None:
             return max(0.0, self.reconnects.due - now)
         if not self._reading_paused and (self._sock.readable or not self._sock.drained):
@@ -232,20 +252,12 @@ class Link:
 
     # --- connecting ---
 
-    def _connect(self) -> None:
-        try:
-            self._sock = self._dial(self.receive_maximum)
-        except (OSError, ValueError, ConfigError) as e:
-            self.reconnects.lost = not_connected(e, self.settings)
-            self._report_loss()
-            return
-        self.reconnects.due = time.monotonic() + self.settings.connect_timeout
-
     def _lose(self, event: Disconnected) -> None:
         self.reconnects.lost = event
         self._close_socket()
 
     def _close_socket(self) -> None:
+        self._dialler.cancel()
         sock, self._sock = self._sock, None
         self.connected = False
         self.reconnects.due = 0.0
@@ -309,10 +321,11 @@ class Link:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
                 self._sock.send(packets.DISCONNECT_PACKET)
             self._close_socket()
+        self._dialler.cancel()
         self.reconnects.lost = None
 
     def close(self) -> None:
-        """Free the wake-up pipe and the selector; the link cannot be used afterwards."""
+        """Free the wake-up pipe and the selector, also if other links share them; the link cannot be used afterwards."""
         self._close_socket()
         self._poller.close()
 

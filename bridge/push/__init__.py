@@ -7,6 +7,8 @@ Concepts, one name each:
 - *device*: queue, cursor and parked commands of one name (``device``).
 - *mode*: whether a device is LIVE, PARKED or REPLAYING (``states``).
 - *delivery*: what is sent, and its confirmation by broker or device (``delivery``).
+- *link*: the connection to one of the MQTT brokers, which are the links of ingest (``brokers``, ``broker_link``, ``links``).
+- *place*: the broker where a device was last seen, and gets its commands (``places``).
 - *flight*: a push that the MQTT broker has not confirmed (``flights``).
 - *parking*, *replay*: commands of an offline device wait in Pulsar, and come first when it is online (``parking``, ``replay``).
 - *action*: what the core asks the shell to do (``actions``, ``effects``).
@@ -14,7 +16,7 @@ Concepts, one name each:
 - *segment*: stored ids of parked commands (``segments``, ``segment_log``).
 - *receipt*: the final state of a command, for its writer (``settlement``, ``bridge.pulsar.batch_writer``).
 - *retention*: up to where Pulsar may trim (``retention``, ``bridge.pulsar.compaction``).
-- *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``owner``).
+- *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``ownership``, ``owner``).
 - *share*: what a process owns or would own of the partitions that all push processes divide (``sharing``, ``instance``).
 - *presence*: signs of life and of absence (``probes``).
 - *resume*: a device asks for all that comes after a position (``resume``, ``resume_answers``, ``request_log``).

@@ -44,6 +44,8 @@ class Push(Action):
     command: Command
     repeat: bool
     """Whether the device may have had it before."""
+    link: str = ""
+    """The broker at which its device is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,8 @@ class ResumeRequest:
     """When the device sent it, in µs since the epoch."""
     token: Any
     """By which the shell acknowledges it."""
+    link: str = ""
+    """The broker at which the device sent it, empty if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +160,14 @@ class FindCommands(Action):
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest(Action):
-    """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``."""
+    """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``. It comes again if
+    the device moves to another broker meanwhile, and replaces the former one.
+    """
 
     request: ResumeRequest
     answer: ResumeAnswer
+    link: str = ""
+    """The broker at which the device is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ class Cursor:
     delivered_at_ms: int = 0
     online: bool = False
     maybe_seen_to: CommandPosition | None = None
+    link: str = ""
+    link_at_us: int = 0
     _written: bool = False
     _ids: RememberedIds = field(init=False)
     _fresh: int = 0  # so many of the last ids are in no record apart
@@ -109,6 +111,8 @@ class Cursor:
         self.maybe_seen_to = max(
             (one for one in (self.maybe_seen_to, other.maybe_seen_to) if one is not None), default=None
         )
+        if other.link and other.link_at_us > self.link_at_us:
+            self.link, self.link_at_us = other.link, other.link_at_us
         self.unproven = sorted({*self.unproven, *other.unproven})[-MAX_UNPROVEN:]
         self._note_new(self._ids.merge(other._ids))
 
@@ -141,6 +145,8 @@ class Cursor:
             self.delivered_at_ms,
             self.online,
             self.maybe_seen_to if uncertain else None,
+            self.link,
+            self.link_at_us,
         )
         return record.encode(len(self._ids) - self._fresh)
 

@@ -222,18 +222,24 @@ class CursorLog:
 
     def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
         """Return whether another owner has written between ``start`` and our record ``own``."""
+        return self.proven_since(start, own) is None
+
+    def proven_since(self, start: MessageId, own: OwnerRecord) -> MessageId | None:
+        """Return the position of our record ``own``, None if another owner has written between ``start`` and it."""
+        where = start
         with closing(read_records(self._client, self.topic, start)) as records:
             for key, message in records:
+                where = message.message_id()
                 try:
                     record = owner_record(key, message.data())
                 except ContractError as e:
-                    leave_out_foreign(self.topic, message.message_id(), str(e), key)
-                    return True  # any writer of it shows that our producer was not the only one
+                    leave_out_foreign(self.topic, where, str(e), key)
+                    return None  # any writer of it shows that our producer was not the only one
                 if record is not None and record.token != own.token:
-                    return True
+                    return None
                 if record is not None and record.serial == own.serial:
                     break
-        return False
+        return where
 
     def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
         """Write a cursor, the last one of its records, after the others; as ``write_record`` for each."""

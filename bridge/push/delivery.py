@@ -9,8 +9,9 @@ from bridge.contract.commands import CommandPosition
 from bridge.push.actions import Outbox, Push
 from bridge.push.command import Answer, CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
-from bridge.push.flights import Flights
+from bridge.push.flights import Flight, Flights
 from bridge.push.limits import Limits
+from bridge.push.links import Links
 from bridge.push.settlement import Settlement
 from bridge.push.states import CommandEvent, CommandState
 
@@ -42,27 +43,35 @@ class Delivery:
     _outbox: Outbox
     _commands: CommandRegistry
     _devices: Devices
-    _flights: Flights
+    _links: Links
     _settlement: Settlement
     _late: LateAnswers
 
     # --- pushes ---
 
     def pump(self, now_us: int) -> None:
-        """Send the next commands, one of each device in turn, as far as the window has room."""
-        flights = self._flights
+        """Send the next commands, one of each device in turn, as far as the window of its broker has room."""
+        self._devices.moved = True
+        while self._devices.moved:
+            self._devices.moved = False
+            for link in self._links.names:
+                self._pump(link, self._links[link], now_us)
+
+    def _pump(self, link: str, flights: Flights, now_us: int) -> None:
         if not flights.sends:
             return
         while flights.has_room and not flights.must_pause(now_us):
             device, alone = flights.next_suspect(), True
             if device is None:
-                device, alone = self._devices.next_ready(), False
+                device, alone = self._devices.next_ready(link), False
             if device is None:
                 return
-            if self._push_head(device, now_us, alone=alone):
+            if device.link != link:
+                continue  # a suspect that has moved
+            if self._push_head(device, flights, now_us, alone=alone):
                 self._devices.look_at(device)
 
-    def _push_head(self, device: Device, now_us: int, *, alone: bool) -> bool:
+    def _push_head(self, device: Device, flights: Flights, now_us: int, *, alone: bool) -> bool:
         """Send the device's next command if it may be sent. Returns whether there may be more to do."""
         if device.retry_at_us > now_us or device.cursor_write.pending or not device.queue:
             return False
@@ -72,15 +81,18 @@ class Delivery:
         if head.command.expired(now_us):
             self._settlement.settle(device, head, "expired", "")
             return True
-        if not alone and self._flights.set_aside(device, head):
+        if not device.place.certain and head.command.link in self._links and head.command.link != device.link:
+            self._devices.move(device, head.command.link, certain=False)
+            return True
+        if not alone and flights.set_aside(device, head):
             return False
-        if self._flights.too_many_silent(head):
+        if flights.too_many_silent(head):
             self._devices.retry_at(device, now_us + _SILENT_LOOK_US)
             return False
-        self._push(device, head, now_us)
+        self._push(device, head, flights, now_us)
         return True
 
-    def _push(self, device: Device, tracked: TrackedCommand, now_us: int) -> None:
+    def _push(self, device: Device, tracked: TrackedCommand, flights: Flights, now_us: int) -> None:
         certain = tracked.maybe_had or tracked.resend or tracked.position <= device.loaded
         if device.suspected and not certain:
             device.suspected = False
@@ -88,36 +100,54 @@ class Delivery:
         tracked.on(CommandEvent.PUSH)
         tracked.attempts += 1
         tracked.pushed_at_us = now_us
-        number = self._flights.begin(device, tracked, now_us)
+        number = flights.begin(device, tracked, now_us)
         command = tracked.command
         if device.replay.probing and command.qos > 1 and not self._limits.answers.confirm:
             # PUBACK's 0x10 shows that the device is absent; in PUBREC Mosquitto returns 0, and drops the command.
             command = replace(command, qos=1)
         repeat = tracked.maybe_seen or (not tracked.resend and device.cursor.maybe_seen(tracked.position))
-        self._outbox.add(Push(number, tracked.position, command, repeat or tracked.attempts > 1))
+        self._outbox.add(Push(number, tracked.position, command, repeat or tracked.attempts > 1, device.link))
+
+    def recall(self, device: Device) -> None:
+        """The device has left the broker at which its commands were sent: the one that is under way is sent again."""
+        head = device.queue[0] if device.queue else None
+        if head is not None:
+            self._commands.stop_awaiting(head)
+            if head.state is CommandState.IN_FLIGHT:
+                head.on(CommandEvent.RETRY)
+        device.failures = device.retry_at_us = 0
+        self._links[device.link].waiting.pop(device.name, None)
+        self._devices.look_at(device)
 
     def may_go(self, number: int, now_us: int) -> bool:
         """Return whether push ``number``, which waited for its payload, is still wanted."""
-        flight = self._flights.get(number)
+        flights = self._at(number)
+        flight = flights.get(number)
         if flight.wanted and not flight.tracked.command.expired(now_us):
-            self._flights.unstall(flight)
+            flights.unstall(flight)
             return True
-        if self._flights.end(number) is not None:
+        if flights.end(number) is not None:
             flight.tracked.attempts -= 1  # this one was not sent
             self._settlement.settle(flight.device, flight.tracked, "expired", "")
             self._devices.look_at(flight.device)
         return False
 
+    def _at(self, number: int) -> Flights:
+        return self._links[self._links.of(number)]
+
+    def _end(self, number: int) -> Flight | None:
+        return self._at(number).end(number)
+
     def lose_payload(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: Pulsar does not have the payload of the group entry any more."""
-        flight = self._flights.end(number)
+        flight = self._end(number)
         if flight is not None:
             self._settlement.settle(flight.device, flight.tracked, "rejected", reason)
             self._devices.look_at(flight.device)
 
     def reject(self, number: int, reason: str) -> None:
         """Push ``number`` was not sent: the broker accepts no such packet."""
-        flight = self._flights.end(number)
+        flight = self._end(number)
         if flight is not None:
             self._settlement.give_up(flight.device, flight.tracked, "rejected", reason)
 
@@ -125,7 +155,7 @@ class Delivery:
 
     def confirmed(self, number: int, reason: int, now_us: int) -> Failure | None:
         """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5). Returns a failure."""
-        flight = self._flights.confirm(number)
+        flight = self._at(number).confirm(number)
         if flight is None:
             return None
         device, tracked = flight.device, flight.tracked
@@ -197,9 +227,11 @@ class Delivery:
         wait = min(limits.retry.max_us, limits.retry.min_us << min(failure.device.failures - 1, 20))
         self._devices.retry_at(failure.device, now_us + wait)
 
-    def lose_link(self, now_us: int, *, closed: bool) -> None:
-        """The connection ended: what was in flight is sent again, marked, or given up. ``closed`` as in ``Flights.lose_all``."""
-        for flight in self._flights.lose_all(now_us, closed=closed):
+    def lose_link(self, link: str, now_us: int, *, closed: bool) -> None:
+        """A connection ended: what was in flight on it is sent again, marked, or given up. ``closed`` as in
+        ``Flights.lose_all``.
+        """
+        for flight in self._links[link].lose_all(now_us, closed=closed):
             device, tracked = flight.device, flight.tracked
             if flight.blame:
                 self._settlement.give_up(device, tracked, "rejected", flight.blame)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -43,6 +43,18 @@ class SegmentWrite:
     """Segments to be written, in order."""
     removed: list[str] = field(default_factory=list)
     """Segments to be removed when the cursor is stored."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a device gets its commands."""
+
+    link: str = ""
+    """Name of the broker."""
+    certain: bool = False
+    """A sign of life or a probe chose the broker: one that a command names does not count."""
+    ready: bool = False
+    """The device is in the list of those to look at, of its broker."""
 
 
 @dataclass(slots=True, eq=False)
@@ -89,11 +101,15 @@ class Device:
     failures: int = 0
     """In a row."""
     retry_at_us: int = 0
-    ready: bool = False
-    """It is in the list of devices to look at."""
+    place: Place = field(default_factory=Place)
     parked: Parked = field(default_factory=Parked)
     segment_write: SegmentWrite = field(default_factory=SegmentWrite)
     replay: ReplayProgress = field(default_factory=ReplayProgress)
+
+    @property
+    def link(self) -> str:
+        """The broker at which it gets its commands."""
+        return self.place.link
 
     def on(self, event: DeviceEvent) -> None:
         """Change the mode. Raises IllegalTransitionError."""
@@ -125,8 +141,12 @@ class Device:
 class Devices:
     """Every device that the partition knows."""
 
-    def __init__(self, remembered_ids: int, cursors: dict[str, Cursor]) -> None:
+    def __init__(
+        self, remembered_ids: int, cursors: dict[str, Cursor], locate: Callable[[Device], None] = lambda device: None
+    ) -> None:
+        """``locate`` gives a device the broker at which it is, as far as is known."""
         self._remembered_ids = remembered_ids
+        self.locate = locate
         self.awake: dict[str, Device] = {}
         """With something under way since the takeover."""
         self.dormant: dict[str, Parked] = {}
@@ -135,7 +155,9 @@ class Devices:
         """Of devices that are not awake."""
         self.dirty: dict[str, Device] = {}
         """Whose cursor is to be written."""
-        self._ready: deque[Device] = deque()
+        self._ready: defaultdict[str, deque[Device]] = defaultdict(deque)  # by broker; of some the entry is outdated
+        self.moved = False
+        """A device that is to be looked at has moved to another broker, since the owner set it to False."""
         self._retries: list[tuple[int, str]] = []
 
     def get(self, name: str) -> Device:
@@ -147,6 +169,7 @@ class Devices:
             parked = self.dormant.pop(name, None)
             if parked is not None:
                 device.mode, device.parked = Mode.PARKED, parked
+            self.locate(device)
         return device
 
     def known(self, name: str) -> Device | None:
@@ -157,7 +180,7 @@ class Devices:
         """Keep only the ids of a parked device for which nothing is under way."""
         cursor, segments, replay = device.cursor_write, device.segment_write, device.replay
         busy = device.queue or cursor.pending or cursor.under_way or segments.ids or replay.resuming
-        listed = device.ready or replay.waiting or segments.keys or device.name in self.dirty
+        listed = device.place.ready or replay.waiting or segments.keys or device.name in self.dirty
         if device.mode is not Mode.PARKED or busy or listed or device.given_up or not len(device.parked):
             return
         del self.awake[device.name]
@@ -230,17 +253,31 @@ class Devices:
 
     def look_at(self, device: Device) -> None:
         """Have the device's next command sent when it is its turn."""
-        if not device.ready:
-            device.ready = True
-            self._ready.append(device)
+        if not device.place.ready:
+            device.place.ready = True
+            self._ready[device.link].append(device)
 
-    def next_ready(self) -> Device | None:
-        """Return whose turn it is, None without one."""
-        if not self._ready:
-            return None
-        device = self._ready.popleft()
-        device.ready = False
-        return device
+    def next_ready(self, link: str) -> Device | None:
+        """Return whose turn it is at a broker, None without one."""
+        ready = self._ready[link]
+        while ready:
+            device = ready.popleft()
+            if device.place.ready and device.link == link:
+                device.place.ready = False
+                return device
+        return None
+
+    def move(self, device: Device, link: str, *, certain: bool) -> None:
+        """The device gets its commands at another broker from now on."""
+        place = device.place
+        place.certain = certain
+        if place.link == link:
+            return
+        place.link = link
+        self.moved = True
+        if place.ready:
+            place.ready = False
+            self.look_at(device)
 
     def retry_at(self, device: Device, at_us: int) -> None:
         """Send nothing to the device before ``at_us``."""

@@ -14,6 +14,7 @@ A position comes with a tag that proves who received it (``bridge.contract.tagge
 from __future__ import annotations
 
 import json
+import math
 from typing import Final, NamedTuple
 
 from bridge.contract import (
@@ -88,9 +89,13 @@ def check_topic(command: Command, settings: PushSettings) -> None:
 
 
 def outgoing(
-    push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int
+    push: Push, settings: PushSettings, tags: PositionTags, partition: int, now_s: int, *, several: bool = False
 ) -> tuple[str, PublishProperties]:
-    """Return topic and properties of the PUBLISH for a command; ``now_s`` is the time in seconds since the epoch."""
+    """Return topic and properties of the PUBLISH for a command; ``now_s`` is the time in seconds since the epoch.
+
+    With ``several`` brokers a command expires when its answer is due: the session that a device leaves behind at a broker
+    must not give it old commands at its return, because it had them at another one.
+    """
     command = push.command
     position = tags.tagged(push.position, command.device)
     user = [
@@ -108,6 +113,9 @@ def outgoing(
     if command.expires_at_ms:
         left_s = min(max(1, command.expires_at_ms // 1000 - now_s), _MAX_EXPIRY_S)
     answers = settings.confirm == "device"
+    if several and answers and not command.retain:
+        timeout_s = math.ceil(settings.answers.timeout)
+        left_s = timeout_s if left_s is None else min(left_s, timeout_s)
     return topic, PublishProperties(
         user=tuple(user),
         response_topic=answer_topic(settings.answers.topic, partition) if answers else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -64,7 +64,8 @@ class Effects:
 
     _settings: Settings
     _core: Partition
-    _link: Link
+    _links: Mapping[str, Link]
+    """By broker."""
     _log: PartitionLog
     _budget: ReadBudget
     _metrics: PushMetrics
@@ -77,10 +78,11 @@ class Effects:
         """Sees each step of a command (``Tracer.see``)."""
         # Of group commands, by position; a device has one push that is wanted, so each waits by itself.
         self._waiting: defaultdict[CommandPosition, list[Push]] = defaultdict(list)
-        self._came: deque[tuple[Push, bytes | None]] = deque()  # what waits no more but for room in the window
+        # What waits no more but for room in the window of its broker.
+        self._came: dict[str, deque[tuple[Push, bytes | None]]] = {name: deque() for name in self._links}
         self._messages: dict[CommandPosition, StoredMessage] = {}  # not acknowledged
         self._pulled: dict[CommandPosition, StoredMessage] = {}  # was parked, and is not settled
-        self.resume = ResumeRequests(self._settings, self._core, self._link, self._log, self._metrics, self._tags)
+        self.resume = ResumeRequests(self._settings, self._core, self._links, self._log, self._metrics, self._tags)
 
     def arrived(self, message: StoredMessage) -> None:
         """Hand a message of the commands partition to the core."""
@@ -141,10 +143,12 @@ class Effects:
         else:
             self._core.relocation.copied(event.relocation, event.copies, time.time_ns() // 1000)
 
-    def answered(self, answer: DeviceAnswer) -> bool:
-        """Hand a device's answer to the core. Returns whether it was to a command that waited for one."""
+    def answered(self, answer: DeviceAnswer, link: str = "") -> bool:
+        """Hand a device's answer, which came at the broker ``link``, to the core. Returns whether it was to a command that
+        waited for one.
+        """
         waited = not self._is_forged(answer) and self._core.answered(
-            answer.position, answer.payload, time.time_ns() // 1000, failed=answer.failed
+            answer.position, answer.payload, time.time_ns() // 1000, link, failed=answer.failed
         )
         self.trace(Answered(answer, waited))
         return waited
@@ -218,7 +222,8 @@ class Effects:
 
     def payload_came(self, position: CommandPosition, payload: bytes | None) -> None:
         """Make the pushes that waited for the payload of a group command; without one they are lost."""
-        self._came += [(push, payload) for push in self._waiting.pop(position, [])]
+        for push in self._waiting.pop(position, []):
+            self._came[push.link].append((push, payload))
         self._hand_on()
 
     def _push(self, push: Push) -> None:
@@ -228,32 +233,36 @@ class Effects:
             self._publish(push, payload)
         elif ref is not None:
             self._waiting[ref.position].append(push)
-            self._core.flights.stall(push.number)
-            self._link.wake()  # another device's command may go instead
+            self._core.links[push.link].stall(push.number)
+            self._links[push.link].wake()  # another device's command may go instead
         self._hand_on()
 
     def _hand_on(self) -> None:
         """Make the pushes whose payload came, as far as the window has room: thousands may have waited for one."""
-        while self._came and self._core.flights.has_room:
-            push, payload = self._came.popleft()
-            if payload is None:
-                self._core.delivery.lose_payload(push.number, _GONE)
-                self._link.wake()
-            elif self._core.delivery.may_go(push.number, time.time_ns() // 1000):
-                self._publish(push, payload)
-            else:
-                self._link.wake()
+        for name, came in self._came.items():
+            while came and self._core.links[name].has_room:
+                push, payload = came.popleft()
+                if payload is None:
+                    self._core.delivery.lose_payload(push.number, _GONE)
+                    self._links[name].wake()
+                elif self._core.delivery.may_go(push.number, time.time_ns() // 1000):
+                    self._publish(push, payload)
+                else:
+                    self._links[name].wake()
 
-    def link_down(self, event: Disconnected) -> bool:
+    def link_down(self, event: Disconnected, link: str = "") -> bool:
         """Forget the pushes of the connection that ended. Returns whether it may have ended for a command."""
-        self._waiting.clear()
-        self._came.clear()
-        return self.resume.answers.link_down(event)
+        for position, pushes in list(self._waiting.items()):
+            pushes[:] = [push for push in pushes if push.link != link]
+            if not pushes:
+                del self._waiting[position]
+        self._came[link].clear()
+        return self.resume.answers[link].link_down(event)
 
-    def overdue(self) -> str | None:
-        """Return the topic of a publish that the MQTT broker has not confirmed in its time, None without one."""
-        command = self._core.flights.overdue(time.time_ns() // 1000)
-        return self.resume.answers.overdue(time.monotonic()) if command is None else command.mqtt_topic
+    def overdue(self, link: str = "") -> str | None:
+        """Return the topic of a publish that an MQTT broker has not confirmed in its time, None without one."""
+        command = self._core.links[link].overdue(time.time_ns() // 1000)
+        return self.resume.answers[link].overdue(time.monotonic()) if command is None else command.mqtt_topic
 
     def _write_dead_letter(self, action: DeadLetter) -> None:
         message = self._pulled.get(action.position) or self._messages[action.position]
@@ -268,20 +277,27 @@ class Effects:
         self._log.write_dead_letter(action.device, payload, properties, action)
 
     def _publish(self, push: Push, payload: bytes) -> None:
-        command = push.command
-        topic, properties = outgoing(push, self._settings.push, self._tags, self._log.partition, int(time.time()))
+        command, link = push.command, self._links[push.link]
+        topic, properties = outgoing(
+            push,
+            self._settings.push,
+            self._tags,
+            self._log.partition,
+            int(time.time()),
+            several=self._core.links.several,
+        )
         qos = max(1, command.qos)  # PUBACK is what moves the cursor
-        why = misfit(self._link.granted, topic, len(payload), qos, retain=command.retain, properties=properties)
+        why = misfit(link.granted, topic, len(payload), qos, retain=command.retain, properties=properties)
         if why is None:
             try:
-                self._link.publish(
+                link.publish(
                     topic,
                     payload,
                     qos=qos,
                     retain=command.retain,
                     properties=properties,
                     confirmed=partial(self._confirmed, push, topic),
-                    sent=partial(self._sent, push.number),
+                    sent=partial(self._sent, push),
                 )
             except ValueError as e:  # of a command that an earlier release took
                 why = str(e)
@@ -293,22 +309,23 @@ class Effects:
                 why=why,
             )
             self._core.delivery.reject(push.number, why)
-            self._link.wake()  # what follows of it is done in the next turn
+            link.wake()  # what follows of it is done in the next turn
             return
         self._metrics.counters["pushed"].inc()
         if push.repeat:
             self._metrics.counters["repeated"].inc()
         reach("after_publish")
 
-    def _sent(self, number: int) -> None:
-        self._core.flights.sent(number, time.time_ns() // 1000)
+    def _sent(self, push: Push) -> None:
+        self._core.links[push.link].sent(push.number, time.time_ns() // 1000)
 
     def _confirmed(self, push: Push, topic: str, reason: int) -> None:
         self.trace(Confirmed(push.position, reason))
         if reason == NOT_AUTHORIZED:
+            link = self._links[push.link]
             log.warning(
                 "the MQTT broker does not let us publish commands, they are tried again: allow "
-                f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
+                f"{subscriber(link.settings, link.client_id)} to write there",
                 mqtt_topic=topic,
                 partition=self._log.partition,
                 shown=1,

@@ -18,7 +18,9 @@ what was sent later.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
 from bridge.contract.commands import Command, CommandPosition
@@ -34,6 +36,7 @@ CLOSES: Final = 3
 SHORT_US: Final = int(AT_ONCE_S * 1_000_000)
 _SECOND: Final = 1_000_000
 _REMEMBERED: Final = 10_000
+_STUCK_US: Final = 2_000_000
 
 
 @dataclass(slots=True)
@@ -60,6 +63,8 @@ class Flight:
 
     device: Device
     tracked: TrackedCommand
+    attempt: int
+    """Which push of its command it is."""
     size: int
     """Bytes of the payload."""
     at_us: int
@@ -75,15 +80,24 @@ class Flight:
 
     @property
     def wanted(self) -> bool:
-        """Whether the command still waits for this push; its device may have answered, or may be parked."""
-        return self.tracked.state is CommandState.IN_FLIGHT
+        """Whether the command still waits for this push; its device may have answered, may be parked, or may have moved to
+        another broker, where the command was sent again.
+        """
+        return self.tracked.state is CommandState.IN_FLIGHT and self.tracked.attempts == self.attempt
+
+    def is_overdue(self, now_us: int, timeout_us: int) -> bool:
+        """Return whether its PUBACK has not come in its time."""
+        return self.sent and now_us - self.at_us >= timeout_us
 
 
 class Flights:
-    """The flights of one partition, in a window bounded by count and bytes, and the state of the connection."""
+    """The flights of one partition at one MQTT broker, in a window bounded by count and bytes, and the state of the connection.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, numbers: Iterator[int] | None = None) -> None:
+        """``numbers`` gives the numbers of pushes, which no other broker's have."""
         self._limits = limits
+        self.numbers = count(1) if numbers is None else numbers
         self._flights: dict[int, Flight] = {}
         self._bytes = 0
         self._stalled = 0  # they count for no window
@@ -91,14 +105,14 @@ class Flights:
         self._lone = 0  # the push that did
         self._faults: OrderedDict[CommandPosition, _Fault] = OrderedDict()
         self._answers = 0  # of the broker, to any publish
-        self.pushes = 0
-        """The number of the last push, or answer to a request: both are numbered in the order of sending."""
         self.newest = 0
-        """The last of them that the broker confirmed."""
+        """The last push, or answer to a request, that the broker confirmed: both are numbered in the order of sending."""
         self.connected = False
         """The MQTT connection is up, and Pulsar has confirmed the ownership on it."""
         self.draining = False
         """Nothing new is sent."""
+        self.waiting: dict[str, Device] = {}
+        """Devices at this broker whose parked commands are read when it accepts more."""
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -118,6 +132,11 @@ class Flights:
     def sends(self) -> bool:
         """Whether new commands may be sent now."""
         return self.connected and not self.draining
+
+    def is_stuck(self, now_us: int) -> bool:
+        """Return whether the broker is away, or does not confirm what is sent: its devices may wait for long."""
+        oldest = next((flight for flight in self._flights.values() if not flight.stalled), None)
+        return not self.connected or (oldest is not None and now_us - oldest.at_us >= _STUCK_US)
 
     # --- begin ---
 
@@ -150,12 +169,11 @@ class Flights:
 
     def begin(self, device: Device, tracked: TrackedCommand, now_us: int) -> int:
         """Note a push. Returns its number."""
-        self.pushes += 1
-        size = tracked.command.size
-        self._flights[self.pushes] = Flight(device, tracked, size, now_us)
+        number, size = next(self.numbers), tracked.command.size
+        self._flights[number] = Flight(device, tracked, tracked.attempts, size, now_us)
         self._bytes += size
-        self._lone = self.pushes if self._fault_of(tracked).alone else 0
-        return self.pushes
+        self._lone = number if self._fault_of(tracked).alone else 0
+        return number
 
     def sent(self, number: int, now_us: int) -> None:
         """Push ``number`` was written to the connection."""
@@ -209,7 +227,7 @@ class Flights:
         for number, flight in self._flights.items():
             if not flight.sent or not flight.wanted:
                 continue
-            if self._is_overdue(flight, now_us) and number < self.newest:
+            if flight.is_overdue(now_us, self._limits.puback_timeout_us) and number < self.newest:
                 self._blame_silence(flight)
             elif now_us - flight.at_us < SHORT_US:
                 young.append(flight)
@@ -227,8 +245,8 @@ class Flights:
 
     def overdue(self, now_us: int) -> Command | None:
         """Return a command whose PUBACK has not come in its time, None without one."""
-        flights = self._flights.values()
-        return next((one.tracked.command for one in flights if self._is_overdue(one, now_us)), None)
+        flights, timeout_us = self._flights.values(), self._limits.puback_timeout_us
+        return next((one.tracked.command for one in flights if one.is_overdue(now_us, timeout_us)), None)
 
     # --- faults ---
 
@@ -246,9 +264,6 @@ class Flights:
 
     def _fault_of(self, tracked: TrackedCommand) -> _Fault:
         return self._faults.get(tracked.position, _NO_FAULT)
-
-    def _is_overdue(self, flight: Flight, now_us: int) -> bool:
-        return flight.sent and now_us - flight.at_us >= self._limits.puback_timeout_us
 
     def _fault(self, flight: Flight) -> _Fault:
         fault = self._faults.setdefault(flight.tracked.position, _Fault())

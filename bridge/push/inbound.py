@@ -24,7 +24,7 @@ from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
-from bridge.push.partition_log import PartitionLog, Seen
+from bridge.push.partition_log import PartitionLog
 from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.push import PresenceRule
@@ -91,6 +91,8 @@ class Inbound:
     _metrics: PushMetrics
     _changed: Callable[[], None]
     """Called when ``ready`` or ``reports_absence`` did."""
+    _name: str = ""
+    """That of the broker."""
 
     def __post_init__(self) -> None:
         push = self._settings.push
@@ -100,8 +102,8 @@ class Inbound:
             self._filters.append(answer_filter(push.answers.topic, self._log.partition))
         self._core: Partition | None = None
         self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
-        # By device the latest sign, whether it is one of life, and when it came.
-        self._signs: BoundedMap[tuple[bool, int]] = BoundedMap(_SIGNS_BYTES, each=192)
+        # By device the latest sign: whether it is one of life, when it came, and whether the broker had retained it.
+        self._signs: BoundedMap[tuple[bool, int, bool]] = BoundedMap(_SIGNS_BYTES, each=192)
         self._mids: list[int] = []  # to acknowledge
         self.ready = False
         """Whether messages of devices reach us on this connection."""
@@ -121,7 +123,7 @@ class Inbound:
         self.reports_absence = False
         if self._filters:
             self._link.subscribe(
-                [Subscription(one, retain_handling=0 if one in self._presence.filters else 2) for one in self._filters]
+                [self._subscription(one, presence=one in self._presence.filters) for one in self._filters]
             )
         if self._settings.mqtt.protocol == "5":
             # Ask by a topic that no client can know whether PUBACK reports absent subscribers (MQTT 5, 3.4.2.1).
@@ -134,13 +136,18 @@ class Inbound:
         else:
             self._log_settlement()
 
+    @staticmethod
+    def _subscription(topics: str, *, presence: bool) -> Subscription:
+        """Return that for a filter. What the broker had retained must be seen: it may be old."""
+        return Subscription(topics, retain_as_published=not presence, retain_handling=0 if presence else 2)
+
     def _asked(self, reason: int) -> None:
         refused = reason >= _REFUSED
         self.reports_absence = reason == NO_SUBSCRIBERS
         if self._core is not None:
             # It does not show that the broker accepts other commands (H34): it comes first on each connection.
             # If it is refused, what the broker reported for a command counts: else no parked device would be probed.
-            self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven)
+            self.reports_absence = self.reports_absence or (refused and self._core.probes.absence_proven(self._name))
         self._log_settlement(refused=reason if refused else 0)
         self._changed()
 
@@ -189,7 +196,7 @@ class Inbound:
             return
         sign = self._presence.sign(message)
         if sign is not None:
-            self._signs.put(sign.device, (sign.alive, time.time_ns() // 1000))
+            self._signs.put(sign.device, (sign.alive, time.time_ns() // 1000, message.retain))
             if self._core is not None:
                 self._notice(self._core)
             return
@@ -200,13 +207,6 @@ class Inbound:
         else:
             self._metrics.counters["stray_answers"].inc()
 
-    def seen(self, event: Seen) -> None:
-        """Ingest has noted signs of life. A clock that is ahead of ours must not hide a later absence (H31)."""
-        now_us = time.time_ns() // 1000
-        if self._core is not None:
-            for device, at_us in event.signs:
-                self._core.alive(device, min(at_us, now_us))
-
     def acknowledge(self) -> None:
         """Acknowledge the messages to the broker."""
         if self._mids:
@@ -216,10 +216,10 @@ class Inbound:
     def _notice(self, core: Partition) -> None:
         signs = list(self._signs.items())
         self._signs.clear()
-        for device, (alive, at_us) in signs:
+        for device, (alive, at_us, retained) in signs:
             if not self._log.is_ours(device):
                 continue
             if alive:
-                core.alive(device, at_us)
+                core.alive(device, at_us, self._name, dated=not retained)
             else:
-                core.gone(device, at_us, time.time_ns() // 1000)
+                core.gone(device, at_us, time.time_ns() // 1000, self._name)

@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -58,6 +58,10 @@ class Share(Protocol):
     @property
     def owns(self) -> bool:
         """Whether this process is the owner, after a takeover."""
+
+    @property
+    def away(self) -> Collection[str]:
+        """The links whose MQTT brokers do not accept commands, while it is owned here."""
 
     def is_stuck(self, now: float) -> bool:
         """Whether its takeover takes too long, because of the MQTT broker; ``now`` in seconds of the monotonic clock."""
@@ -127,7 +131,8 @@ class PushInstance:
     def _beat(self) -> Beat:
         fit, shares = time.monotonic() >= self._rests_until, self._shares.items()
         may = frozenset(number for number, share in shares if not self._leaving and (fit or share.owns))
-        return Beat(may, frozenset(number for number, share in shares if share.has))
+        away = frozenset(link for _, share in shares for link in share.away)
+        return Beat(may, frozenset(number for number, share in shares if share.has), away)
 
     def _record(self) -> InstanceRecord:
         """Return the record to write. On the advertiser's thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -68,6 +69,11 @@ _GAUGES: Final = {
     "in_flight_limit": "At this many in flight pushing waits.",
     **_STATE_GAUGES,
 }
+_LINK_GAUGES: Final = {
+    "link_up": "1 while the connection to this MQTT broker is up and commands may be pushed there.",
+    "link_in_flight": "Commands pushed to this MQTT broker and not confirmed.",
+}
+"""Gauges of one partition at one broker, which is named as its link of ingest."""
 _PROCESS_GAUGES: Final = {
     "cache_bytes": "Payloads of group commands that are at hand, in bytes.",
     "processes": "Push processes that share the partitions, this one included; 0 while the others are not known.",
@@ -86,6 +92,7 @@ class PushMetrics:
             for name, (text, *labels) in _COUNTERS.items()
         }
         self.gauges = {name: _gauge(registry, name, text, "partition") for name, text in _GAUGES.items()}
+        self.gauges |= {name: _gauge(registry, name, text, "partition", "link") for name, text in _LINK_GAUGES.items()}
         self.gauges |= {name: _gauge(registry, name, text) for name, text in _PROCESS_GAUGES.items()}
         self.confirm = Histogram(
             f"{_NAME}_confirm_seconds",
@@ -123,6 +130,7 @@ class PartitionMetrics:
         self._partition = partition
         self.gauges = {name: of.gauges[name].labels(partition) for name in _GAUGES}
         self.connections = of.counters["connections"].labels(partition)
+        self._links: dict[str, dict[str, Gauge]] = {}
         self.owns = False
 
     def owner(self, owns: bool) -> None:
@@ -132,18 +140,29 @@ class PartitionMetrics:
         if not owns:
             for name in _STATE_GAUGES:
                 self.gauges[name].set(0)
+            for gauges in self._links.values():
+                gauges["link_in_flight"].set(0)
+
+    def link_up(self, link: str, up: bool) -> None:
+        """Show whether commands may be sent to a broker."""
+        self._of_link(link)["link_up"].set(up)
+
+    def _of_link(self, link: str) -> dict[str, Gauge]:
+        if link not in self._links:
+            self._links[link] = {name: self.all.gauges[name].labels(self._partition, link) for name in _LINK_GAUGES}
+        return self._links[link]
 
     def lag(self, commands: int) -> None:
         """Show the backlog that Pulsar reports, while the partition is ours; that of another is shown by its owner."""
         self.all.lag.labels(self._partition).set(commands if self.owns else 0)
 
-    def show(self, core: Partition, now_us: int) -> None:
-        """Show the state of the core."""
+    def show(self, core: Partition, now_us: int, links: Mapping[str, str]) -> None:
+        """Show the state of the core. ``links`` has the names of the brokers, by those of the core."""
         oldest = core.commands.oldest_emitted_us
         state = {
             "pending": core.commands.pending,
             "pending_bytes": core.commands.pending_bytes,
-            "in_flight": core.flights.in_flight,
+            "in_flight": core.links.in_flight,
             "awaited": core.commands.awaited,
             "devices": len(core.devices.awake),
             "held_back_devices": core.devices.retrying,
@@ -153,3 +172,5 @@ class PartitionMetrics:
         }
         for name, value in state.items():
             self.gauges[name].set(value)
+        for link, shown in links.items():
+            self._of_link(shown)["link_in_flight"].set(core.links[link].in_flight)

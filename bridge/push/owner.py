@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any, Final
 
 import structlog
 
 from bridge.contract.commands import CommandPosition
 from bridge.contract.tagged_positions import PositionTags
+from bridge.mqtt.client import Link
 from bridge.mqtt.types import Disconnected
 from bridge.pulsar.batch_writer import BatchAnswered, ProducerOpened
 from bridge.pulsar.messages import StoredMessage
@@ -181,6 +183,7 @@ class Owner:
             owner=connection.ownership.name,
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
+            links=tuple(connection.links),
         )
         for key, why in core.parking.unread:
             lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"
@@ -190,7 +193,7 @@ class Owner:
         self._effects = Effects(
             settings,
             core,
-            connection.link,
+            {name: one.link for name, one in connection.links.items()},
             self._log,
             self._budget,
             self._metrics.all,
@@ -206,7 +209,7 @@ class Owner:
             Pulled: effects.pulled,
             Copied: effects.copied,
             PayloadCame: lambda event: effects.payload_came(event.position, event.payload),
-            Seen: connection.inbound.seen,
+            Seen: self._seen,
             Asked: effects.resume.asked,
             Found: self._found,
             CursorsForgotten: self._write_cursors,
@@ -224,9 +227,10 @@ class Owner:
         """Push until the process stops or the clock is set back, then drain. Raises FencedError or TransientError."""
         core, connection, ownership = self._core, self._connection, self._connection.ownership
         connection.owner = self
-        connection.inbound.serve(core, self._effects.answered)
+        for name, one in connection.links.items():
+            one.inbound.serve(core, partial(self._effects.answered, link=name))
         # Nothing is sent before this is stored, behind the secret by which the next owner verifies our tags.
-        ownership.begin(connection.link.epoch)
+        connection.begin()
         self._metrics.all.counters["takeovers"].inc()
         self._metrics.owner(True)
         log.info("partition is ours", partition=self._log.partition, devices=len(core.devices.cursors))
@@ -258,16 +262,16 @@ class Owner:
         """Whether a scan is under way, of which each turn takes a part."""
         return self._core.retention.scanning
 
-    def link_up(self) -> None:
-        """The connection is up and ours: send."""
-        self._core.link_up(reports_absence=self._connection.inbound.reports_absence)
-        self._effects.resume.answers.link_up()
+    def link_up(self, link: str) -> None:
+        """The connection to a broker is up and ours: send."""
+        self._core.link_up(link, reports_absence=self._connection.links[link].inbound.reports_absence)
+        self._effects.resume.answers[link].link_up()
 
-    def link_down(self, event: Disconnected) -> None:
-        """The connection ended, or an attempt to connect failed."""
+    def link_down(self, link: str, event: Disconnected) -> None:
+        """The connection to a broker ended, or an attempt to connect failed."""
         if not event.epoch:
-            self._core.flights.broker_unreachable()
-        self._core.link_down(time.time_ns() // 1000, closed=self._effects.link_down(event))
+            self._core.links[link].broker_unreachable()
+        self._core.link_down(time.time_ns() // 1000, link, closed=self._effects.link_down(event, link))
 
     def turn(self, now: float) -> None:
         """Begin what the core has decided."""
@@ -281,14 +285,15 @@ class Owner:
         self._rewriter.turn(core, now)
         if now >= self._next_look:
             self._next_look = now + 1.0
-            self._metrics.show(core, now_us)
-            self._drop_silent_connection()
+            shown = self._connection.brokers.shown
+            self._metrics.show(core, now_us, {name: shown(name) for name in core.links.names})
+            for name, one in self._connection.links.items():
+                self._drop_silent_connection(name, one.link)
         self._retention.turn(now, now_us, proven=self._connection.connected)
 
-    def _drop_silent_connection(self) -> None:
+    def _drop_silent_connection(self, name: str, link: Link) -> None:
         """A PUBACK that does not come would block its device and its place in the window as long as the link is up."""
-        link = self._connection.link
-        topic = self._effects.overdue() if link.connected else None
+        topic = self._effects.overdue(name) if link.connected else None
         if topic is not None:
             timeout_s = self._settings.push.puback_timeout
             log.warning(
@@ -303,6 +308,12 @@ class Owner:
     def receive(self, event: object) -> None:
         """Hand an event to the core."""
         self._handlers[type(event)](event)
+
+    def _seen(self, event: Seen) -> None:
+        """Ingest has noted signs of life. A clock that is ahead of ours must not hide a later absence (H31)."""
+        now_us = time.time_ns() // 1000
+        for device, at_us, link in event.signs:
+            self._core.alive(device, min(at_us, now_us), self._connection.brokers.named(link))
 
     def _found(self, event: Found) -> None:
         self._effects.resume.found(event)

@@ -17,6 +17,7 @@ from bridge.push.actions import Outbox
 from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
+from bridge.push.links import Links
 from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
@@ -28,6 +29,7 @@ __all__ = ["Parking"]
 
 _PART: Final = 8
 """Such a part of the room is made at once, so that not every arriving command has to make its own."""
+_ROOM_US: Final = 500_000
 _WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
 
 
@@ -61,6 +63,7 @@ class Parking:
     _limits: Limits
     _horizon: CommandPosition | None
     """Up to there the former owner may have sent more than the cursors show; None if it did not."""
+    _links: Links
     _outbox: Outbox
     _commands: CommandRegistry
     _devices: Devices
@@ -70,6 +73,8 @@ class Parking:
     _replay: Replay
     _probes: Probes
     _presence: Presence
+    room_at_us: int = 0
+    """When ``look_for_room`` is due in a full partition."""
     unread: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
@@ -153,9 +158,26 @@ class Parking:
         """Have the device's commands wait in Pulsar."""
         device.parked.since_us = now_us
         self._move_queue(device, now_us)
+        self._devices.locate(device)  # it may have been probed at another broker
         self._probes.plan(device.name, device.parked, now_us)
         self._probes.watch_expiry(device.name, device.parked)
         self._devices.sleep(device)
+
+    def interrupt(self, device: Device, now_us: int) -> None:
+        """Have the commands of a device whose broker is away wait in Pulsar until the broker accepts commands again."""
+        tried = device.replay.tried
+        self.park(device, now_us)
+        if not tried:
+            device = self._devices.get(device.name)
+            self._probes.interrupt(device, now_us)
+            self._replay.mark_online(device, True)  # for the next owner
+
+    def leave_broker(self, device: Device, now_us: int) -> None:
+        """The device was seen at another broker: what its former one confirmed since the last sign of life there, and has perhaps
+        not delivered, is pending again (H26).
+        """
+        if device.mode is Mode.LIVE and self._unproven(device, now_us):
+            self.park(device, now_us)
 
     def end_sweep(self, device: Device, now_us: int) -> None:
         """The expired commands are settled: the device is parked as before, with the probe that was planned."""
@@ -226,8 +248,7 @@ class Parking:
 
     def _resend_unproven(self, device: Device, now_us: int) -> None:
         """What the broker confirmed since the last sign of life perhaps did not arrive (H26)."""
-        since = max(self._presence.seen_us(device.name), now_us - self._limits.parked.unsure_us)
-        resend = sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+        resend = self._unproven(device, now_us)
         device.cursor.unproven.clear()
         if resend:
             device.cursor.resend_parked(resend)
@@ -235,12 +256,23 @@ class Parking:
             for one in resend:
                 self._append(device, one, now_us)
 
+    def _unproven(self, device: Device, now_us: int) -> list[ParkedId]:
+        since = max(self._presence.seen_us(device.name), now_us - self._limits.parked.unsure_us)
+        return sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+
     # --- backpressure (H30) ---
+
+    def look_for_room(self, now_us: int) -> None:
+        """Make room in a partition that stays full: a broker may be away by now, and nothing arrives that would show it."""
+        if self._links.several and self._commands.full and now_us >= self.room_at_us:
+            self.room_at_us = now_us + _ROOM_US
+            self.make_room(now_us)
 
     def make_room(self, now_us: int) -> None:
         """Park what takes most of a full partition. First of devices that fail, which are parked; of a device that is only
         slow all but the commands under way is parked, and is replayed at once, a few at a time. A slow device that has
-        not answered its only command is parked as well.
+        not answered its only command is parked as well. Before all others come devices of a broker that is away or does not
+        confirm, if other brokers do.
         """
         while (pressure := self._pressure()) is not None:
             if not self._relieve(*pressure, now_us):
@@ -264,8 +296,19 @@ class Parking:
     def _relieve(self, weigh: Callable[[Device], int], excess: int, now_us: int) -> bool:
         """Return whether there will be room."""
         online = [one for one in self._devices.awake.values() if one.mode is not Mode.PARKED and weigh(one)]
-        for device in sorted(online, key=lambda one: (one.failures > 0, weigh(one)), reverse=True):
+        stuck: set[str] = set()
+        if self._links.several:
+            stuck = {name for name in self._links.names if self._links[name].is_stuck(now_us)}
+            stuck = stuck if len(stuck) < len(self._links.names) else set()
+        order = {one.name: (one.link in stuck, one.failures > 0, weigh(one)) for one in online}
+        for device in sorted(online, key=lambda one: order[one.name], reverse=True):
             before = weigh(device)
+            if device.link in stuck:
+                self.interrupt(device, now_us)
+                excess -= before - weigh(device)
+                if excess <= 0:
+                    return True
+                continue
             spilled = not device.failures and device.mode is Mode.LIVE and self._spill(device, now_us)
             if device.failures or (not spilled and device.queue[0].state is CommandState.AWAITED):
                 self.park(device, now_us)

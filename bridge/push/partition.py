@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping, Sequence
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.push.actions import Action, Outbox, ResumeRequest
+from bridge.push.actions import Action, Outbox, ResumeAnswer, ResumeRequest
 from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
-from bridge.push.device import Devices
+from bridge.push.device import Device, Devices
 from bridge.push.flights import Flights
 from bridge.push.limits import Limits
+from bridge.push.links import Links
 from bridge.push.parking import Parking
+from bridge.push.places import Places
 from bridge.push.probes import Presence, Probes
 from bridge.push.replay import Replay
 from bridge.push.resume import Resume
@@ -44,37 +46,40 @@ class Partition:
         owner: str = "owner",
         now_us: int = 0,
         left_us: int = 0,
+        links: Sequence[str] = ("",),
     ) -> None:
         """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon`` the
         last of them may have sent more, None if it left cleanly. ``parked`` is emptied, because with many devices it is
         as large as what is made of it. ``owner`` names this owner in the keys of segments. ``left_us``: when the last
-        owner wrote last; it has evaluated the signs of life until then.
+        owner wrote last; it has evaluated the signs of life until then. ``links`` names the MQTT brokers; a single one is "".
         """
         self.outbox = Outbox(partition)
         self.commands = CommandRegistry(limits, horizon, self.outbox)
-        self.devices = Devices(limits.remembered_ids, dict(cursors))
-        self.flights = Flights(limits)
-        self.presence = Presence()
+        self.devices = Devices(limits.remembered_ids, dict(cursors), lambda device: self.places.locate(device))
+        self.links = Links(links, limits)
+        presence = Presence()
+        self.places = Places(self.links, self.devices, presence, now_us)
         late = LateAnswers(answers=limits.answers.confirm)
         base = (self.outbox, self.commands, self.devices)
         self.settlement = Settlement(limits, *base, late)
-        self.delivery = Delivery(limits, horizon, *base, self.flights, self.settlement, late)
+        self.delivery = Delivery(limits, horizon, *base, self.links, self.settlement, late)
         self.segments = SegmentLog(owner, limits.parked.coalesce_us, *base)
-        self.replay = Replay(limits, *base, self.flights, self.segments, self.settlement, late)
-        self.probes = Probes(limits, self.devices, self.replay, self.presence)
+        self.replay = Replay(limits, *base, self.links, self.segments, self.settlement, late)
+        self.probes = Probes(limits, self.links, self.devices, self.replay, presence)
         self.parking = Parking(
             limits,
             horizon,
+            self.links,
             *base,
             self.segments,
             self.settlement,
             late,
             self.replay,
             self.probes,
-            self.presence,
+            presence,
         )
         self.relocation = Relocation(
-            limits, self.outbox, self.devices, self.flights, self.segments, self.replay, self.probes
+            limits, self.outbox, self.devices, self.links, self.segments, self.replay, self.probes
         )
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
@@ -88,16 +93,26 @@ class Partition:
                 self.parking.restore(name, {}, self._now_us, left_us)
         for name in list(parked):
             self.parking.restore(name, parked.pop(name), self._now_us, left_us)
-        self.probes.restored()
+        self.probes.restored(self.places.last_seen)
 
     # --- state ---
+
+    @property
+    def flights(self) -> Flights:
+        """The flights at the first broker, which is the only one of most partitions."""
+        return self.links.first
+
+    @property
+    def presence(self) -> Presence:
+        """What is known of the devices."""
+        return self.places.presence
 
     @property
     def settled(self) -> bool:
         """Whether nothing is under way: no push, no answer in its time, no read, no write."""
         writes = self.outbox.writes or len(self.outbox) or self.devices.dirty or self.segments.pending
         reads = self.replay.coming or self.relocation.copying
-        return not (len(self.flights) or self.commands.awaited or writes or reads)
+        return not (len(self.links) or self.commands.awaited or writes or reads)
 
     @property
     def clean(self) -> bool:
@@ -116,15 +131,17 @@ class Partition:
             self.segments.flush_at_us,
             self.replay.next_time_us(probes=self.probes.waiting),
             self.relocation.next_time_us(),
-            None if self.flights.draining else self.resume.next_time_us,
+            None if self.links.draining else self.resume.next_time_us,
+            self.parking.room_at_us if self.links.several and self.commands.full else None,
         )
         return min((at_us for at_us in times if at_us is not None), default=None)
 
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far. At most one cursor write per device is under way."""
         self._now_us = now_us
+        self.parking.look_for_room(now_us)
         self.probes.continue_replays(now_us)
-        self.resume.advance(now_us, serves=not self.flights.draining)
+        self.resume.advance(now_us, serves=not self.links.draining)
         self.replay.budget.refill(now_us)
         self.probes.begin_due(now_us)
         self.relocation.copy()
@@ -134,7 +151,7 @@ class Partition:
         self.settlement.store_cursors()
         actions = self.outbox.take()
         flush_at_us = self.segments.flush_at_us
-        if flush_at_us is not None and (now_us >= flush_at_us or self.flights.draining):
+        if flush_at_us is not None and (now_us >= flush_at_us or self.links.draining):
             self.segments.flush(now_us)
             actions += self.outbox.take()
         return actions
@@ -188,31 +205,40 @@ class Partition:
 
     # --- events: MQTT ---
 
-    def link_up(self, *, reports_absence: bool = False) -> None:
-        """The MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
-        self.flights.connected = True
-        self.probes.link_up(self._now_us, reports_absence=reports_absence)
+    def link_up(self, link: str = "", *, reports_absence: bool = False) -> None:
+        """An MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
+        self.links[link].connected = True
+        self.probes.link_up(link, self._now_us, reports_absence=reports_absence)
 
-    def link_down(self, now_us: int = 0, *, closed: bool = False) -> None:
-        """The MQTT connection ended; ``closed``: the broker ended it, perhaps for a packet of ours."""
-        self.delivery.lose_link(now_us, closed=closed)
+    def link_down(self, now_us: int = 0, link: str = "", *, closed: bool = False) -> None:
+        """An MQTT connection ended; ``closed``: the broker ended it, perhaps for a packet of ours."""
+        was_up = self.links[link].connected
+        self.delivery.lose_link(link, now_us, closed=closed)
+        if not self.links.several or not was_up:
+            return
+        for device in list(self.devices.awake.values()):  # what was read for them takes room from devices of other brokers
+            if device.link == link and device.mode is Mode.REPLAYING and device.pulled:
+                self.parking.interrupt(device, now_us)
 
     def confirmed(self, number: int, reason: int, now_us: int) -> None:
         """The broker answered push ``number`` with a PUBACK reason code (0 before MQTT 5)."""
         if reason == NO_SUBSCRIBERS:
-            self.probes.prove_absence()
+            self.probes.prove_absence(self.links.of(number))
         failure = self.delivery.confirmed(number, reason, now_us)
         if failure is not None:
             self._failed(failure, now_us)
 
-    def answered(self, position: CommandPosition, payload: bytes, now_us: int, *, failed: bool) -> bool:
+    def answered(
+        self, position: CommandPosition, payload: bytes, now_us: int, link: str = "", *, failed: bool
+    ) -> bool:
         """A device answered the command at ``position``, perhaps late, perhaps twice; ``failed``: it could not execute the
-        command. Returns whether the answer was to a command that was sent and is not confirmed.
+        command. It came by the broker ``link``, where the device is unless it has moved. Returns whether the answer was to a command that was sent and is not confirmed.
         """
         tracked = self.delivery.awaits(position)
         if tracked is not None:
             device = self.devices.awake[tracked.command.device]
-            self.presence.alive(device.name, now_us)
+            self.presence.alive(device.name, now_us, self.places.known(link) if device.link == link else "")
+            self.places.store(device.name)
             if not failed:
                 self.delivery.answered(tracked, payload, now_us)
                 return True
@@ -233,6 +259,7 @@ class Partition:
         if device is None:
             return
         self.presence.alive(device.name, request.at_us)
+        self.places.locate(device)
         if self.probes.is_away(device, now_us):
             self.probes.plan(device.name, device.parked, now_us)
             self.probes.watch_expiry(device.name, device.parked)
@@ -255,14 +282,31 @@ class Partition:
         if self.commands.full:  # nothing else arrives that would make room
             self.parking.make_room(now_us)
 
+    def asked(self, request: ResumeRequest, now_us: int) -> ResumeAnswer | None:
+        """A device asks for everything after a position. Returns the answer if there is nothing to send."""
+        if self.places.known(request.link):
+            self.alive(request.device, request.at_us, request.link)
+        return self.resume.asked(request, now_us)
+
     # --- events: presence ---
 
-    def alive(self, name: str, at_us: int) -> None:
-        """The device gave a sign of life."""
-        if not self.presence.alive(name, at_us):
+    def alive(self, name: str, at_us: int, link: str = "", *, dated: bool = True) -> None:
+        """The device gave a sign of life, at the broker ``link`` if it says so; not ``dated``: a retained message, which may be
+        old.
+        """
+        presence, places, link = self.presence, self.places, self.places.known(link)
+        places.recall(name)
+        if not presence.counts(name, at_us, link, dated=dated):
             return
+        moved = bool(link) and link != places.link_of(name)
+        wakes = moved and places.ends_absence(name, at_us)
+        if moved and (left := places.leaving(name)) is not None:
+            self.delivery.recall(left)
+            self.parking.leave_broker(left, self._now_us)
+        presence.alive(name, at_us, link, dated=dated)
+        places.store(name)
         dormant = self.devices.dormant.get(name)
-        if dormant is not None and at_us < dormant.since_us:
+        if dormant is not None and at_us < dormant.since_us and not wakes:
             return
         device = self.devices.known(name)
         if device is None:
@@ -270,8 +314,17 @@ class Partition:
             if cursor is not None:
                 cursor.device_seen(at_us)
             return
+        if link:
+            places.locate(device)
+        if moved:
+            self.resume.moved(device)
+            if dated and device.cursor.has_state and not device.replay.resuming:  # a resume writes it anyway
+                self.devices.mark_dirty(device)  # for the next owner
+        self._wake(device, at_us, in_any_case=wakes)
+
+    def _wake(self, device: Device, at_us: int, *, in_any_case: bool) -> None:
         device.cursor.device_seen(at_us)
-        if device.mode is Mode.PARKED and at_us < device.parked.since_us:
+        if device.mode is Mode.PARKED and at_us < device.parked.since_us and not in_any_case:
             return
         device.parked.probe_wait_us = 0
         if device.mode is Mode.PARKED:
@@ -282,9 +335,10 @@ class Partition:
             device.retry_at_us = 0
             self.devices.look_at(device)
 
-    def gone(self, name: str, at_us: int, now_us: int) -> None:
-        """The device gave a sign of absence, such as its will."""
-        if not self.presence.gone(name, at_us):
+    def gone(self, name: str, at_us: int, now_us: int, link: str = "") -> None:
+        """The device gave a sign of absence, such as its will; the broker ``link`` reports it."""
+        self.places.recall(name)
+        if not self.presence.gone(name, at_us, self.places.known(link)):
             return
         device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
         if device is None and cursor is not None and cursor.unproven:
@@ -306,4 +360,4 @@ class Partition:
 
     def drain(self) -> None:
         """Send nothing new; what is under way continues up to its acknowledgement."""
-        self.flights.draining = True
+        self.links.draining = True

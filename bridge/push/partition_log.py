@@ -62,9 +62,11 @@ _RETRY_S: Final = (1.0, 30.0)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Event: devices and when each gave a sign of life, in µs since the epoch by the clock of the host that received it."""
+    """Event: devices, when each gave a sign of life, in µs since the epoch by the clock of the host that received it, and at
+    which link of ingest.
+    """
 
-    signs: tuple[tuple[str, int], ...]
+    signs: tuple[tuple[str, int, str], ...]
 
 
 class PresenceLog:
@@ -124,7 +126,7 @@ class PresenceLog:
     def _read(self, topic: str) -> None:
         """Hand on each record with those that come close behind it."""
         reader: Any = self._client.reader(topic, self._from, queue=1000, compacted=True)
-        signs: list[tuple[str, int]] = []
+        signs: list[tuple[str, int, str]] = []
         try:
             while not self._closing.is_set():
                 message = received(reader.read_next, _GATHER_MS if signs else _IDLE_MS, f"reading {topic}")
@@ -137,11 +139,11 @@ class PresenceLog:
         finally:
             close_quietly(reader)
 
-    def _take(self, message: Message, topic: str, signs: list[tuple[str, int]]) -> None:
+    def _take(self, message: Message, topic: str, signs: list[tuple[str, int, str]]) -> None:
         device = record_key(message, topic)
         if device and message.data():
             try:
-                signs.append((device, PresenceRecord.decode(message.data()).seen_us))
+                signs.append((device, *PresenceRecord.decode(message.data())))
             except ContractError as e:
                 leave_out_foreign(topic, message.message_id(), str(e), device)
 

@@ -6,6 +6,7 @@ Which devices are parked is the matter of ``parking``; ``probes`` decides when a
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,8 +14,8 @@ from bridge.contract.commands import Command, CommandPosition
 from bridge.push.actions import Forget, Outbox, Pull
 from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
 from bridge.push.device import Device, Devices
-from bridge.push.flights import Flights
 from bridge.push.limits import Limits
+from bridge.push.links import Links
 from bridge.push.segment_log import SegmentLog
 from bridge.push.settlement import DUPLICATE, Settlement
 from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
@@ -134,7 +135,7 @@ class Replay:
     _outbox: Outbox
     _commands: CommandRegistry
     _devices: Devices
-    _flights: Flights
+    _links: Links
     _segments: SegmentLog
     _settlement: Settlement
     _late: LateAnswers
@@ -194,6 +195,7 @@ class Replay:
         """The device is parked: nothing is read for it."""
         self.restart(device)
         self.scheduler.discard(device)
+        self._links[device.link].waiting.pop(device.name, None)
         device.replay.probing = device.replay.sweeping = device.replay.waiting = False
 
     def goes_online(self, device: Device) -> None:
@@ -223,16 +225,43 @@ class Replay:
 
     @property
     def may_pull(self) -> bool:
-        """Whether link and window allow to read parked commands now."""
-        return self._flights.sends and self._room >= self.budget.at_once
+        """Whether links and window allow to read parked commands now."""
+        return self._links.sends and self._room >= self.budget.at_once
+
+    def _accepting(self) -> dict[str, int]:
+        """Return for each broker how many more parked commands its devices may have in memory, none for one that is away.
+
+        Each has a share of the window, so that the devices of a broker that does not confirm leave room to the others.
+        """
+        links, waiting = self._links, self._commands.pulled.items()
+        held = Counter(
+            self._devices.awake[one.command.device].link for at, one in waiting if at not in self._failing
+        )
+        share = max(self.budget.at_once, self._limits.parked.replay_window // len(links.names))
+        return {name: share - held[name] for name in links.names if links[name].sends}
+
+    def _resume_waiting(self, accepting: dict[str, int]) -> None:
+        """Have devices wait for their turn again whose broker accepts more."""
+        for link, room in accepting.items():
+            waiting = self._links[link].waiting
+            while waiting and room >= self.budget.at_once:
+                room -= self.budget.at_once
+                self.want(waiting.pop(next(iter(waiting))))
 
     def pull(self) -> bool:
         """Read for devices that are online, and for a few that are probed. Returns whether anything was read."""
         budget, before = self.budget, self.budget.tokens
+        accepting: dict[str, int] = {}
+        if self._links.several and budget.tokens >= budget.at_once:
+            accepting = self._accepting()
+            self._resume_waiting(accepting)
         while self.scheduler and budget.tokens >= budget.at_once and self.may_pull:
             device = self.scheduler.next()
             replay, parked = device.replay, device.parked
             replay.waiting = False
+            if self._links.several and accepting.get(device.link, 0) < budget.at_once:
+                self._links[device.link].waiting[device.name] = device
+                continue
             ahead = 1 if replay.tried or device.failures else _AHEAD
             pulled = device.pulled
             count = min(ahead - pulled, len(parked) - pulled, self._room, int(budget.tokens))
@@ -242,6 +271,8 @@ class Replay:
             copies = tuple(parked[pulled + n].copy for n in range(count))
             replay.coming += count
             self.coming += count
+            if accepting:
+                accepting[device.link] -= count
             # A probe costs as much as a turn of an online device: no device waits for it.
             budget.tokens -= PROBE_EVERY * count if replay.probing else count
             self._outbox.add(Pull(device.name, replay.epoch, wanted, copies, replay.tried))
@@ -331,6 +362,9 @@ class Replay:
 
     def next_time_us(self, *, probes: bool) -> int | None:
         """Return when the next pull is due, None without one. ``probes``: devices wait to be probed."""
-        if (self.scheduler or probes) and self.may_pull:
+        waiting = any(flights.waiting for flights in self._links) and any(
+            self._links[name].waiting and room >= self.budget.at_once for name, room in self._accepting().items()
+        )
+        if (self.scheduler or probes or waiting) and self.may_pull:
             return self.budget.available_us(self.budget.at_once)
         return None

@@ -17,7 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.contract import C_DEVICE, PUSH_SUBSCRIPTION
+from bridge.contract import C_DEVICE, P_LINK, PUSH_SUBSCRIPTION, full_envelope
 from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.contract.tagged_positions import MAX_REQUEST_BYTES
@@ -62,6 +62,8 @@ class Asked:
     payload: bytes
     """Its head, if it is longer than a request may be."""
     at_ms: int
+    link: str = ""
+    """The link of ingest at which it came, empty if that is unknown."""
 
     @classmethod
     def of(cls, message: Message) -> Asked:
@@ -72,7 +74,15 @@ class Asked:
             None if key is None or name_problem(key, MAX_NAME_BYTES) else key,
             message.data()[: MAX_REQUEST_BYTES + 1],
             message.event_timestamp() or message.publish_timestamp(),
+            _link_of(message),
         )
+
+
+def _link_of(message: Message) -> str:
+    try:
+        return full_envelope(properties_of(message) or {}).get(P_LINK, "")
+    except ContractError:
+        return ""
 
 
 @dataclass(slots=True)

@@ -66,6 +66,8 @@ class _Served:
     epoch: int = 0
     trimmed: bool = False
     first: CommandPosition | None = None
+    answer: ResumeAnswer | None = None
+    """Given, and not confirmed by the broker so far."""
 
 
 @dataclass(slots=True, eq=False)
@@ -236,8 +238,14 @@ class Resume:
             self._outbox.remove_segment(key)
         device.segment_write.removed.clear()
         served.stage = _Stage.ANSWERING
-        answer = ResumeAnswer(len(device.parked), served.trimmed, served.first)
-        self._outbox.add(AnswerRequest(served.request, answer))
+        served.answer = ResumeAnswer(len(device.parked), served.trimmed, served.first)
+        self._outbox.add(AnswerRequest(served.request, served.answer, device.link))
+
+    def moved(self, device: Device) -> None:
+        """The device is at another broker now: it gets the answer there."""
+        served = self._served.get(device.name)
+        if served is not None and served.answer is not None:
+            self._outbox.add(AnswerRequest(served.request, served.answer, device.link))
 
     def answered(self, request: ResumeRequest, now_us: int) -> Device | None:
         """The broker has the answer, or cannot accept it. Returns the device to be replayed, None if it is not served."""

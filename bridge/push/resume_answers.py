@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -30,6 +30,7 @@ from bridge.mqtt.refusals import AT_ONCE_S, NOT_AUTHORIZED, perhaps_for_a_packet
 from bridge.mqtt.types import Disconnected, PublishProperties
 from bridge.pulsar.client import MessageId
 from bridge.push.actions import AnswerRequest, DropRequest, FindCommands, ResumeRequest
+from bridge.push.brokers import brokers_of
 from bridge.push.device_protocol import answer_payload
 from bridge.push.flights import CLOSES, Flights
 from bridge.push.metrics import PushMetrics
@@ -95,7 +96,7 @@ class _Answer:
 
 @dataclass(eq=False)
 class Answers:
-    """The answers of one session. ``ended`` is called when the broker has one, or cannot have it."""
+    """The answers of one session at one broker. ``ended`` is called when the broker has one, or cannot have it."""
 
     _settings: Settings
     _link: Link
@@ -119,6 +120,11 @@ class Answers:
         self._answers.append(answer)
         if self._link.connected and self._epoch == self._link.epoch:
             self._publish(answer)
+
+    def drop(self, request: ResumeRequest) -> None:
+        """The answer to a request goes out at another broker."""
+        self._answers = [one for one in self._answers if one.request is not request]
+        self._suspects = [one for one in self._suspects if one.request is not request]
 
     def link_up(self) -> None:
         """The connection is up and ours: what was not answered is answered on it, or given up."""
@@ -187,14 +193,13 @@ class Answers:
 
     def _note_sent(self, answer: _Answer) -> None:
         answer.sent_at = time.monotonic()
-        self._flights.pushes += 1
-        answer.number = self._flights.pushes
+        answer.number = next(self._flights.numbers)
 
     def _give_up(self, answer: _Answer) -> None:
         did = "closes the connection at" if answer.closes >= CLOSES else "does not confirm"
         log.warning(
             f"the MQTT broker {did} the answer to a resume request, and the device gets its commands without it. Action: "
-            f"allow {subscriber(self._settings.mqtt, self._link.client_id)} to write there, and see the log of the broker",
+            f"allow {subscriber(self._link.settings, self._link.client_id)} to write there, and see the log of the broker",
             mqtt_topic=answer.topic,
             partition=self._log.partition,
         )
@@ -204,14 +209,15 @@ class Answers:
         if reason == NOT_AUTHORIZED:
             log.warning(
                 "the MQTT broker refuses the answers to resume requests. Action: allow "
-                f"{subscriber(self._settings.mqtt, self._link.client_id)} to write there",
+                f"{subscriber(self._link.settings, self._link.client_id)} to write there",
                 mqtt_topic=answer.topic,
                 partition=self._log.partition,
                 shown=1,
             )
         self._flights.broker_answered(answer.number)
         reach("resume_after_answer")
-        self._end(answer)
+        if answer in self._answers:
+            self._end(answer)
 
     def _end(self, answer: _Answer) -> None:
         self._answers.remove(answer)
@@ -224,7 +230,8 @@ class ResumeRequests:
 
     _settings: Settings
     _core: Partition
-    _link: Link
+    _links: Mapping[str, Link]
+    """By broker."""
     _log: PartitionLog
     _metrics: PushMetrics
     _tags: PositionTags
@@ -232,13 +239,19 @@ class ResumeRequests:
     def __post_init__(self) -> None:
         resume = self._settings.push.resume
         self._rate = RefusalRate(resume.refusals_per_second, resume.interval)
-        self.answers = Answers(self._settings, self._link, self._core.flights, self._log, self._answered)
+        self.answers = {
+            name: Answers(self._settings, link, self._core.links[name], self._log, self._answered)
+            for name, link in self._links.items()
+        }
+        """By broker."""
+        self._names = brokers_of(self._settings)
 
     def asked(self, asked: Asked) -> None:
         """Hand a request to the core, or refuse it."""
         reach("resume_after_request")
         self._metrics.counters["resume_requests"].inc()
         message_id, device, payload = asked.message_id, asked.device, asked.payload
+        link = self._names.named(asked.link)
         push, longest = self._settings.push, self._settings.max_name_bytes
         if device is None or name_problem(device, longest) is not None or not self._log.is_ours(device):
             log.warning(
@@ -259,16 +272,19 @@ class ResumeRequests:
                 payload, device, self._log.partition, self._tags, earliest=push.resume.allow_earliest
             )
         except ContractError as e:
-            self._refuse(message_id, device, refusal(str(e), payload[:_SHOWN].decode(errors="replace")))
+            text = payload[:_SHOWN].decode(errors="replace")
+            self._refuse(message_id, device, refusal(str(e), text), link)
             return
         now_us = time.time_ns() // 1000
-        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), message_id)
-        answer = self._core.resume.asked(request, now_us)
+        request = ResumeRequest(device, text, after, min(1000 * asked.at_ms, now_us), message_id, link)
+        answer = self._core.asked(request, now_us)
         if answer is not None:
-            self._refuse(message_id, device, answer_payload(answer, request, self._tags))
+            self._refuse(message_id, device, answer_payload(answer, request, self._tags), link)
 
-    def _refuse(self, message_id: MessageId, device: str, payload: bytes) -> None:
-        if self.answers.full or not self._rate.allows(device, time.monotonic()):
+    def _refuse(self, message_id: MessageId, device: str, payload: bytes, link: str) -> None:
+        """Refuse a request where it came in, which is known unless the device's broker is."""
+        link = link or self._core.places.link_of(device)
+        if self.answers[link].full or not self._rate.allows(device, time.monotonic()):
             self._metrics.counters["resume_answers"].labels("dropped").inc()
             log.warning(
                 "push dropped requests to resume: it would refuse them, and they exceed push.resume.refusals_per_second or "
@@ -281,7 +297,7 @@ class ResumeRequests:
             self._log.requests.acknowledge(message_id)
             return
         self._metrics.counters["resume_answers"].labels("error").inc()
-        self._answer(message_id, device, payload, None)
+        self._answer(message_id, device, payload, None, link)
 
     def found(self, event: Found) -> None:
         """Hand on what was found in Pulsar."""
@@ -303,14 +319,19 @@ class ResumeRequests:
             request, answer = action.request, action.answer
             result = "error" if answer.error else "trimmed" if answer.trimmed else "resumed"
             self._metrics.counters["resume_answers"].labels(result).inc()
-            self._answer(request.token, request.device, answer_payload(answer, request, self._tags), request)
+            for answers in self.answers.values():
+                answers.drop(request)
+            payload = answer_payload(answer, request, self._tags)
+            self._answer(request.token, request.device, payload, request, action.link)
 
-    def _answer(self, message_id: MessageId, device: str, payload: bytes, request: ResumeRequest | None) -> None:
+    def _answer(
+        self, message_id: MessageId, device: str, payload: bytes, request: ResumeRequest | None, link: str
+    ) -> None:
         answer = _Answer(message_id, f"{self._settings.push.resume.answer_topic}/{device}", payload, request)
         if publish_topic_problem(answer.topic) is not None:
             self._answered(answer)
         else:
-            self.answers.add(answer)
+            self.answers[link].add(answer)
 
     def _answered(self, answer: _Answer) -> None:
         if answer.request is not None:

@@ -20,8 +20,8 @@ from bridge.contract.segments import GONE
 from bridge.push.actions import Copy, Outbox
 from bridge.push.command import CommandRegistry
 from bridge.push.device import Device, Devices
-from bridge.push.flights import Flights
 from bridge.push.limits import Limits
+from bridge.push.links import Links
 from bridge.push.probes import Probes
 from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
@@ -201,7 +201,7 @@ class Relocation:
     _limits: Limits
     _outbox: Outbox
     _devices: Devices
-    _flights: Flights
+    _links: Links
     _segments: SegmentLog
     _replay: Replay
     _probes: Probes
@@ -260,7 +260,7 @@ class Relocation:
     @property
     def _may_copy(self) -> bool:
         """Whether relocation may continue: online devices come first, and it takes turns with probes."""
-        if (self._current is None and not self._names) or not self._flights.sends:
+        if (self._current is None and not self._names) or not self._links.sends:
             return False
         scheduler = self._replay.scheduler
         return not scheduler.online and (self.has_turn or not (scheduler and self._replay.may_pull))

@@ -75,6 +75,8 @@ class Parked:
     """How long the device waits for its next probe, 0 for the least time."""
     probe_at_us: int = 0
     """When it is probed; ``probes.DUE`` while it waits for its turn."""
+    probes: int = 0
+    """So many since the last sign of life: each goes to another broker, if there are several."""
     _copies: array[int] | None = None  # of the copies, once there is one
     originals: int = 0
     """How many were not relocated."""

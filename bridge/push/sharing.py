@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bridge.contract.decoding import checked_wholes, decodes, json_record
+from bridge.contract.decoding import checked_text, checked_wholes, decodes, json_record
 
 __all__ = ["GROUPS", "PUSH_PROTOCOL", "Beat", "Peers", "assign"]
 
@@ -44,17 +44,21 @@ class Beat:
     """What it would own: none while it stops, only what it owns after a takeover that hung."""
     has: frozenset[int]
     """What it has the exclusive producer of."""
+    away: frozenset[str] = frozenset()
+    """The links whose MQTT brokers it cannot reach, of any partition that it owns."""
 
     def encode(self) -> str:
         """Return it as the data of a protocol's record."""
-        return json.dumps({"v": _VERSION, "may": sorted(self.may), "has": sorted(self.has)}, separators=(",", ":"))
+        body: dict[str, object] = {"v": _VERSION, "may": sorted(self.may), "has": sorted(self.has)}
+        return json.dumps(body | ({"away": sorted(self.away)} if self.away else {}), separators=(",", ":"))
 
     @classmethod
     @decodes("the record of a push process")
     def decode(cls, data: str) -> Beat:
         """Decode it. Raises ContractError."""
         body = json_record(data, "record of a push process", [_VERSION])
-        return cls(frozenset(checked_wholes(body["may"])), frozenset(checked_wholes(body["has"])))
+        away = frozenset(checked_text(link) for link in list(body.get("away", [])))
+        return cls(frozenset(checked_wholes(body["may"])), frozenset(checked_wholes(body["has"])), away)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,14 @@ class Session:
 
     1. The exclusive producer of the cursors partition: Pulsar grants it to one process alone.
     2. MQTT connect with the client id ``<push.client_id>-<partition>``: the broker's session takeover ends the
-       connection of a former owner that has not noticed.
+       connection of a former owner that has not noticed. With several brokers: to each that is there, and at least to one.
+       To the others it connects later, and sends nothing there before.
     3. An owner record, written through that producer: its receipt proves the ownership.
     4. The cursors partition, read up to that record: no other process wrote after it.
     5. The commands subscription, exclusive.
     6. Outdated cursors, written again, and behind them the record that our term begins. Then commands are sent.
 
-    When the MQTT connection is lost, step 3 precedes the next attempt to connect, and follows it, and nothing is sent
+    When an MQTT connection is lost, step 3 precedes the next attempt to connect, and follows it, and nothing is sent
     before the partition was read from the last record that was certainly ours up to the new one (``connection``). So a
     former owner neither ends its successor's connection nor continues with outdated state: without the proof it gives
     up everything, the exclusive subscription included. Every acknowledgement comes after a cursor write's receipt.
@@ -78,6 +79,12 @@ class Session:
         """Whether it has become the owner: Pulsar and the MQTT broker both accepted it."""
         self._stuck_at = math.inf  # unless the MQTT broker accepts it before
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The links whose MQTT brokers do not accept commands. From any thread."""
+        brokers = self._connection.brokers
+        return tuple(brokers.shown(name) for name, one in self._connection.links.items() if not one.up)
+
     def is_stuck(self, now: float) -> bool:
         """Whether it has had the producer for long, and the MQTT broker does not accept it."""
         return self.has and now > self._stuck_at
@@ -105,7 +112,7 @@ class Session:
         """Become the owner. Returns None when the process stops. Raises FencedError or TransientError."""
         settings, connection = self._settings, self._connection
         ownership = connection.ownership
-        if not connection.turns_until(lambda: ownership.proven_epoch > 0):
+        if not connection.turns_until(lambda: connection.accepted):
             return None
         self._stuck_at = math.inf
         limits = limits_of(settings.push)
@@ -179,6 +186,12 @@ class PartitionSupervisor:
         """Whether this process is the owner, after a takeover."""
         session = self._session
         return session is not None and session.owns
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The links whose MQTT brokers do not accept commands, while this process is the owner."""
+        session = self._session
+        return session.away if session is not None and session.owns else ()
 
     def is_stuck(self, now: float) -> bool:
         """Whether the MQTT broker lets no takeover happen; ``now`` in seconds of the monotonic clock."""

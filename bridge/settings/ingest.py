@@ -46,7 +46,8 @@ class IngestSettings(Section):
     """The sources in MQTT, the targets in Pulsar, and the limits of ingest."""
 
     links: tuple[LinkSettings, ...] = Field((), json_schema_extra=COMMON)
-    """MQTT brokers to read from, each with its differences from the section mqtt; default: only that one."""
+    """MQTT brokers that ingest reads from and push serves, each with its differences from the section mqtt; default: only
+    that one."""
     routes: tuple[TopicRule, ...] = Field((), json_schema_extra=COMMON)
     """Routes of MQTT topics to Pulsar topics, in order."""
     presets: tuple[str, ...] = Field((), json_schema_extra=COMMON)

@@ -174,7 +174,7 @@ class PushSettings(Section):
     """Pulling of commands from Pulsar, and pushing to the devices."""
 
     client_id: str = Field("pulsebridge-push", min_length=1)
-    """Prefix of the client id of each partition's link."""
+    """Prefix of the client ids of each partition's links."""
     confirm: Literal["broker", "device"] = Field("broker", json_schema_extra=COMMON)
     """Confirmation of a command: the MQTT broker's PUBACK, or the device's answer. Only the answer guarantees delivery.
     """

@@ -80,11 +80,15 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _answerable(self) -> Settings:
-        if self.push.confirm == "device" and self.push.position_in == "properties" and self.mqtt.protocol != "5":
-            raise ValueError(
-                f"push.confirm: device cannot work over MQTT {self.mqtt.protocol}, because its commands have no "
-                "response topic: set mqtt.protocol: 5, or push.position_in: topic"
-            )
+        if self.push.confirm != "device" or self.push.position_in != "properties":
+            return self
+        for link, mqtt in self.links().items():
+            if mqtt.protocol != "5":
+                at = f" at link {link}" if self.ingest.links else ""
+                raise ValueError(
+                    f"push.confirm: device cannot work over MQTT {mqtt.protocol}{at}, because its commands have no "
+                    "response topic: set mqtt.protocol: 5, or push.position_in: topic"
+                )
         return self
 
     @model_validator(mode="after")

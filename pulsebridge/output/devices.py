@@ -68,6 +68,7 @@ def device_json(device: DeviceView, presence: str) -> dict[str, Any]:
         "partition": device.partition,
         "presence": presence,
         "last_seen": _time(device.seen_us),
+        "link": device.link or None,
         "pending": device.pending,
         "parked": device.parked,
         "oldest_pending": _time(device.oldest_us),
@@ -158,7 +159,8 @@ def device_text(shown: dict[str, Any]) -> str:
         serves += f" (the last one was {owner['process']})"
     lines = [
         f"device         {shown['device']}",
-        f"presence       {shown['presence']}, last seen {shown['last_seen'] or 'unknown'}",
+        f"presence       {shown['presence']}, last seen {shown['last_seen'] or 'unknown'}"
+        + (f" at {shown['link']}" if shown["link"] else ""),
         f"partition      {shown['partition']}; {serves}",
         f"cursor         {shown['cursor'] or 'none: no command is settled yet'}",
         f"last delivery  {shown['last_delivery'] or 'none'}",

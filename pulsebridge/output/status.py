@@ -92,6 +92,10 @@ def show_instances(found: Instances, console: Console) -> None:
             state, share = f"[{_COLOURS.get(one.state, 'yellow')}]{one.state}[/]", ", ".join(map(str, one.partitions))
             table.add_row(markup(one.instance), state, share, "yes" if one.groups else "")
         console.print(table)
+        for one in found.push:
+            if one.away and one.state != "gone":
+                links = markup(", ".join(one.away))
+                console.print(f"{markup(one.instance)} cannot push at {links}: see its log", soft_wrap=True)
     if found.problem:
         console.print(f"Instances: {markup(found.problem)}", soft_wrap=True)
 

@@ -27,6 +27,7 @@ from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_n
 from bridge.contract.commands import Command, encode_command
 from bridge.contract.partitioning import partition_of
 from bridge.settings import LogSettings, PulsarSettings, Settings
+from bridge.settings.ingest import IngestSettings
 from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill
@@ -191,12 +192,13 @@ class PushWorld:
         pulsar_settings: PulsarSettings | None = None,
         root: str | None = None,
         port: int | None = None,
+        other: LocalStack | None = None,
         **push: object,
     ) -> None:
         """``old_share`` of the devices use MQTT 3.1.1: then commands name their positions in their topics.
 
-        ``root`` is the level above all topics, ``port`` that of a proxy before the MQTT broker; ``push`` are further settings
-        of that section.
+        ``root`` is the level above all topics, ``port`` that of a proxy before the MQTT broker; ``other`` has a second MQTT
+        broker, between which and the first devices change; ``push`` are further settings of that section.
         """
         self.stack = stack
         self._old_share = old_share
@@ -217,6 +219,11 @@ class PushWorld:
         }
         settings = push_settings(self.pulsar, mqtt, **merged(own, push))
         self.settings = settings.model_copy(update={"log": LogSettings(format="json")})
+        self._other = other
+        if other is not None:
+            links = [{"name": "near"}, {"name": "far", "host": other.mqtt_host, "port": other.mqtt_port}]
+            ingest = IngestSettings(links=links)  # type: ignore[arg-type]
+            self.settings = self.settings.model_copy(update={"ingest": ingest})
         provision(self.settings)
         self._config = folder / "push.yaml"
         self._config.write_text(
@@ -227,7 +234,10 @@ class PushWorld:
         self._started = 0
 
     def spec(self, *, devices: int, seed: int, present_s: float, away_s: float) -> FleetSpec:
-        """Return the fleet of this world: a quarter has persistent sessions."""
+        """Return the fleet of this world: a quarter has persistent sessions, unless the devices change brokers, where each
+        would leave a session behind.
+        """
+        other = self._other
         return FleetSpec(
             self.stack.mqtt_host,
             self.stack.mqtt_port,
@@ -238,7 +248,8 @@ class PushWorld:
             present_s=present_s,
             away_s=away_s,
             old_share=self._old_share,
-            persistent_share=0.25,
+            persistent_share=0.25 if other is None else 0.0,
+            others=() if other is None else ((other.mqtt_host, other.mqtt_port),),
         )
 
     # --- workers ---

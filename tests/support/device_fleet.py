@@ -57,6 +57,8 @@ class FleetSpec:
     keep_alive_s: int = 15
     sleeping: int = 0
     """So many are away from the start, until they are woken by number."""
+    others: tuple[tuple[str, int], ...] = ()
+    """Hosts and ports of further brokers: each time that a device comes, it goes to one at random."""
 
     def write(self, folder: Path) -> None:
         """Write it for a fleet that is to run in ``folder``."""
@@ -261,8 +263,10 @@ class Devices:
 
     def _dial(self, index: int, one: _Device, now: float) -> None:
         one.turn += 1
+        own = (self._spec.host, self._spec.port)
+        broker = one.chance.choice((own, *self._spec.others)) if self._spec.others else own
         try:
-            one.sock = socket.create_connection((self._spec.host, self._spec.port), timeout=1)
+            one.sock = socket.create_connection((broker[0], broker[1]), timeout=1)
             one.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             will = (one.status.decode(), b"offline")
             one.sock.sendall(

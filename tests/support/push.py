@@ -302,6 +302,7 @@ def push_arguments(settings: Settings) -> list[str]:
         "push.offline.replay_rate": settings.push.offline.replay_rate,
         "metrics.port": settings.metrics.port,
         "metrics.probe_interval": settings.metrics.probe_interval,
+        "ingest.links": json.dumps([one.model_dump(mode="json", exclude_unset=True) for one in settings.ingest.links]),
     }
     return [part for path, value in sets.items() for part in ("--set", f"{path}={getattr(value, 'text', value)}")]
 

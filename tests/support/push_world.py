@@ -82,6 +82,7 @@ def _topic(action: Action | WrittenAgain) -> str:
 class PushWorld:
     limits: Limits
     poison_every: int = 0  # the broker closes the connection at each command of such a number; 0: at none
+    links: tuple[str, ...] = ("",)  # the MQTT brokers; devices move between several
     refusals: bool = True  # and what devices do not get; with a device window above 1 those are overtaken
     now: int = 1_000 * SECOND
     log: list[tuple[CommandPosition, Command | None]] = field(default_factory=list)
@@ -93,9 +94,12 @@ class PushWorld:
     dead_ids: set[str] = field(default_factory=set)
     inbox: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     writes: deque[Action | WrittenAgain] = field(default_factory=deque)
-    socket: deque[Push | AnswerRequest] = field(default_factory=deque)
-    pubacks: deque[tuple[int | AnswerRequest, int]] = field(default_factory=deque)
-    answers: deque[tuple[CommandPosition, bool]] = field(default_factory=deque)
+    sockets: dict[str, deque[Push | AnswerRequest]] = field(default_factory=dict)  # by link, as are the PUBACKs
+    puback_queues: dict[str, deque[tuple[int | AnswerRequest, int]]] = field(default_factory=dict)
+    answers: deque[tuple[CommandPosition, bool, str]] = field(default_factory=deque)  # with the link that they come by
+    places: dict[str, str] = field(default_factory=dict)  # the link of each device
+    wills: deque[tuple[str, str]] = field(default_factory=deque)  # devices, and the links that they left
+    births: set[tuple[str, str]] = field(default_factory=set)  # devices, and links that retain their birth message
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
     orphans: list[str] = field(default_factory=list)  # devices of which ids are stored and no cursor
@@ -105,7 +109,7 @@ class PushWorld:
     held_from: CommandPosition = BEFORE_ALL  # before it Pulsar has trimmed the commands
     copies_from: CommandPosition = BEFORE_ALL
     away: set[str] = field(default_factory=set)
-    signs: deque[tuple[str, int]] = field(default_factory=deque)  # noted by ingest, not read by push yet
+    signs: deque[tuple[str, int, str]] = field(default_factory=deque)  # noted by ingest, not read by push yet
     taken: set[str] = field(default_factory=set)  # ids that the broker took
     perfect: bool = False  # everything works: nothing is lost or refused any more
     requests: list[ResumeRequest] = field(default_factory=list)  # of devices, not acknowledged
@@ -116,12 +120,21 @@ class PushWorld:
     answers_got: set[tuple[int, int]] = field(default_factory=set)  # owner and token
     forgotten: bool = False  # Pulsar has lost the cursors, and not all of them are stored again
     trimmed: CommandPosition = BEFORE_ALL  # what is before is not found any more
-    connected: bool = False
+    up: set[str] = field(default_factory=set)  # links that are connected
     owners: int = 0
     next_read: int = 0
 
     def __post_init__(self) -> None:
+        self.sockets = {link: deque() for link in self.links}
+        self.puback_queues = {link: deque() for link in self.links}
         self.take_over(clean=True)
+
+    def place(self, device: str) -> str:
+        """The link of a device; at first they are spread."""
+        return self.places.setdefault(device, self.links[int(device[1:]) % len(self.links)])
+
+    def _a_link(self, choice: int) -> str:
+        return self.links[choice % len(self.links)]
 
     # --- what may happen, in any order ---
 
@@ -135,9 +148,8 @@ class PushWorld:
             command_id = f"{device}-{len(self.log)}"
         known = [c for _, c in self.log if c is not None and c.command_id == command_id]
         expires = self.now // 1000 + 1500 if choice % 5 == 0 else 0
-        command = (
-            known[0] if known else Command(command_id, device, "t", b"x" * (1 + choice % 3), expires_at_ms=expires)
-        )
+        payload, named = b"x" * (1 + choice % 3), self._a_link(choice // 5) if choice % 4 == 0 else ""
+        command = known[0] if known else Command(command_id, device, "t", payload, expires_at_ms=expires, link=named)
         self.log.append((CommandPosition(len(self.log) // 4, len(self.log) % 4, -1), command))
 
     def write_bad(self, _choice: int) -> None:
@@ -166,37 +178,48 @@ class PushWorld:
         self.next_read = 0
 
     def arrive(self, choice: int) -> None:
-        """The first packet on the socket reaches the broker, which takes or refuses it."""
-        if not self.socket:
+        """The first packet on a socket reaches its broker, which takes or refuses it."""
+        links = [link for link in self.links if self.sockets[link]]
+        if not links:
             return
-        push = self.socket.popleft()
+        link = links[choice % len(links)]
+        push = self.sockets[link].popleft()
         if isinstance(push, AnswerRequest):
-            self._answer_arrives(push)
+            self._answer_arrives(push, link)
             return
         if self.poisonous(push.command) and not self.perfect:
-            self.close_link(0)
+            self._close_link(link)
             return
-        if self.refusals and self._fails(push.command.device, push.number, choice):
+        if self.place(push.command.device) != link:
+            self._arrives_elsewhere(push, choice)
+            return
+        if self.refusals and self._fails(push, choice):
             return
         inbox = self.inbox[push.command.device]
         if push.command.command_id in inbox:
             assert push.repeat, f"{push.command.command_id} came twice and is not marked"
         inbox.append(push.command.command_id)
-        self.pubacks.append((push.number, 0))
+        self.puback_queues[link].append((push.number, 0))
         if self.limits.answers and (choice % 3 or self.perfect):
-            self.answers.append((push.position, choice % 11 == 0 and not self.perfect))
+            self.answers.append((push.position, choice % 11 == 0 and not self.perfect, link))
+
+    def _arrives_elsewhere(self, push: Push, choice: int) -> None:
+        """The broker reports that no client is subscribed, or has a session that the device left, and takes it in vain."""
+        vain = self.limits.answers and choice % 2
+        self.puback_queues[push.link].append((push.number, 0 if vain else 0x10))
 
     def poisonous(self, command: Command) -> bool:
         return bool(self.poison_every) and int(command.command_id.split("-")[1]) % self.poison_every == 0
 
-    def _fails(self, device: str, number: int, choice: int) -> bool:
+    def _fails(self, push: Push, choice: int) -> bool:
         """Whether the broker refuses it, or takes it and no device is there (H26)."""
+        device, number, pubacks = push.command.device, push.number, self.puback_queues[push.link]
         if choice % 4 == 0:
-            self.pubacks.append((number, 0x97 if choice % 8 else 0x10))
+            pubacks.append((number, 0x97 if choice % 8 else 0x10))
         elif device in self.away and not (self.limits.answers and choice % 2):
-            self.pubacks.append((number, 0x10))
+            pubacks.append((number, 0x10))
         elif self.limits.answers and not self.perfect and (choice % 5 == 0 or device in self.away):
-            self.pubacks.append((number, 0))
+            pubacks.append((number, 0))
         else:
             return False
         return True
@@ -206,12 +229,12 @@ class PushWorld:
         if not self.answers:
             return
         self.answers.rotate(-(choice % len(self.answers)))
-        position, failed = self.answers.popleft()
+        position, failed, link = self.answers.popleft()
         if choice % 4 == 0 and not self.perfect:
-            self.answers.append((position, failed))
+            self.answers.append((position, failed, link))
         if not failed:
             self.answered.add(next(c.command_id for p, c in self.log if p == position and c is not None))
-        self.core.answered(position, b"done", self.now, failed=failed)
+        self.core.answered(position, b"done", self.now, link, failed=failed)
         self.run()
 
     def leave(self, choice: int) -> None:
@@ -219,7 +242,7 @@ class PushWorld:
         device = f"d{choice % 3}"
         self.away.add(device)
         if choice % 2:
-            self.core.gone(device, self.now - choice % 5 * SECOND, self.now)
+            self.core.gone(device, self.now - choice % 5 * SECOND, self.now, self.place(device))
             self.run()
 
     def come_back(self, choice: int) -> None:
@@ -227,21 +250,55 @@ class PushWorld:
         device = f"d{choice % 3}"
         self.away.discard(device)
         if choice % 4:
-            self.core.alive(device, self.now)
+            self.core.alive(device, self.now, self.place(device))
             self.run()
+
+    def move(self, choice: int) -> None:
+        """A device goes to another broker, perhaps in the middle of a command, and says so, or not. Its will comes later, or
+        never; the broker that it leaves may retain its birth message.
+        """
+        device = f"d{choice % 3}"
+        former = self.place(device)
+        place = self.places[device] = self._a_link(choice // 3)
+        if place == former:
+            return
+        self.away.discard(device)
+        if choice % 2:
+            self.wills.append((device, former))
+        if choice % 5 == 0:
+            self.births.add((device, former))
+        # What the broker got before reached nobody: it handles that before the device is subscribed again.
+        stale = [one for one in self.sockets[place] if isinstance(one, Push) and one.command.device == device]
+        for push in stale:
+            self.sockets[place].remove(push)
+            self._arrives_elsewhere(push, choice)
+        if choice % 7:
+            self.core.alive(device, self.now, place)
+            self.run()
+        elif choice % 3:
+            self.signs.append((device, self.now, place))
+
+    def will(self, choice: int) -> None:
+        """The will of a device comes from a broker that it has left."""
+        if self.wills:
+            self.wills.rotate(-(choice % len(self.wills)))
+            device, link = self.wills.popleft()
+            if link != self.place(device):
+                self.core.gone(device, self.now, self.now, link)
+                self.run()
 
     def publish(self, choice: int) -> None:
         """A device that is there publishes something, and ingest notes it."""
         device = f"d{choice % 3}"
         if device not in self.away:
-            self.signs.append((device, self.now))
+            self.signs.append((device, self.now, self.place(device)))
 
     def hear(self, choice: int) -> None:
         """Push reads a note, perhaps long after the device has gone."""
         if self.signs:
             self.signs.rotate(-(choice % len(self.signs)))
-            device, at_us = self.signs.popleft()
-            self.core.alive(device, at_us)
+            device, at_us, link = self.signs.popleft()
+            self.core.alive(device, at_us, link)
             self.run()
 
     def pull(self, choice: int) -> None:
@@ -323,15 +380,16 @@ class PushWorld:
         had = set(self.inbox[device])
         places = [BEFORE_ALL] + [p for p, c in self.log if c is not None and c.command_id in had]
         self.asked += 1
-        request = ResumeRequest(device, "", places[choice // 3 % len(places)], self.now, self.asked)
+        after = places[choice // 3 % len(places)]
+        request = ResumeRequest(device, "", after, self.now, self.asked, self.place(device))
         self.requests.append(request)
         self._ask(request)
         self.run()
 
     def _ask(self, request: ResumeRequest) -> None:
-        answer = self.core.resume.asked(request, self.now)
+        answer = self.core.asked(request, self.now)
         if answer is not None:
-            self._do(AnswerRequest(request, answer))
+            self._do(AnswerRequest(request, answer, request.link))
 
     def find(self, _choice: int) -> None:
         """The commands of a device were found in Pulsar."""
@@ -356,9 +414,11 @@ class PushWorld:
             until = self.log[choice % (len(self.log) // 2 + 1)][0]
             self.trimmed = max(self.trimmed, min(until, self.held_from))
 
-    def _answer_arrives(self, action: AnswerRequest) -> None:
-        self.pubacks.append((action, 0))
+    def _answer_arrives(self, action: AnswerRequest, link: str) -> None:
+        self.puback_queues[link].append((action, 0))
         answer_key = (self.owners, action.request.token)
+        if self.place(action.request.device) != link:
+            return
         if answer_key not in self.answers_got:  # else the PUBACK was lost
             self.answers_got.add(answer_key)
             device, answer = action.request.device, action.answer
@@ -366,10 +426,12 @@ class PushWorld:
             self.resumed[device] = Resumed(action.request.after, first, len(self.inbox[device]))
 
     def puback(self, choice: int) -> None:
-        if self.pubacks:
+        links = [link for link in self.links if self.puback_queues[link]]
+        if links:
             # A broker may answer in any order.
-            self.pubacks.rotate(-(choice % len(self.pubacks)))
-            number, reason = self.pubacks.popleft()
+            pubacks = self.puback_queues[links[choice % len(links)]]
+            pubacks.rotate(-(choice % len(pubacks)))
+            number, reason = pubacks.popleft()
             if isinstance(number, int):
                 self.core.confirmed(number, reason, self.now)
             elif number in self.unanswered:
@@ -406,7 +468,7 @@ class PushWorld:
 
     def work(self, choice: int) -> None:
         """Everything moves on a little."""
-        self.connect(0)
+        self.connect_all()
         for _ in range(choice % 12):
             for step in (
                 self.receive,
@@ -419,33 +481,49 @@ class PushWorld:
             ):
                 step(choice // 12 * 12 + 1)
 
-    def lose_link(self, _choice: int, *, closed: bool = False) -> None:
-        self.connected = False
-        self.socket.clear()
-        self.pubacks.clear()
-        self.answers.clear()
-        self.core.link_down(self.now, closed=closed)
+    def lose_link(self, choice: int) -> None:
+        self._lose_link(self._a_link(choice), closed=False)
+
+    def _lose_link(self, link: str, *, closed: bool) -> None:
+        self.up.discard(link)
+        self.sockets[link].clear()
+        self.puback_queues[link].clear()
+        self.answers = deque(one for one in self.answers if one[2] != link)
+        self.core.link_down(self.now, link, closed=closed)
         self.run()
 
-    def close_link(self, _choice: int) -> None:
-        """The broker closes the connection; of what it sent before, some is read."""
-        while self.pubacks:
+    def close_link(self, choice: int) -> None:
+        """A broker closes the connection; of what it sent before, some is read."""
+        self._close_link(self._a_link(choice))
+
+    def _close_link(self, link: str) -> None:
+        while self.puback_queues[link]:
             self.puback(0)
-        self.lose_link(0, closed=True)
+        self._lose_link(link, closed=True)
 
-    def kill_broker(self, _choice: int) -> None:
-        """The broker dies, and is not there when we connect again at once."""
-        self.lose_link(0, closed=True)
-        self.core.flights.broker_unreachable()
+    def kill_broker(self, choice: int) -> None:
+        """A broker dies, and is not there when we connect again at once."""
+        link = self._a_link(choice)
+        self._lose_link(link, closed=True)
+        self.core.links[link].broker_unreachable()
         self.run()
 
-    def connect(self, _choice: int) -> None:
-        if not self.connected:
-            self.connected = True
-            self.core.flights.broker_answered()  # as it does when it is asked whether it reports absence
-            self.socket.extend(self.unanswered)
-            self.core.link_up(reports_absence=True)
+    def connect(self, choice: int) -> None:
+        link = self._a_link(choice)
+        if link not in self.up:
+            self.up.add(link)
+            self.core.links[link].broker_answered()  # as it does when it is asked whether it reports absence
+            self.sockets[link].extend(one for one in self.unanswered if one.link == link)
+            self.core.link_up(link, reports_absence=True)
             self.run()
+            for device, retained in sorted(self.births):
+                if retained == link:
+                    self.core.alive(device, self.now, link, dated=False)
+                    self.run()
+
+    def connect_all(self) -> None:
+        for number in range(len(self.links)):
+            self.connect(number)
 
     def pass_time(self, choice: int) -> None:
         self.now += (choice % 20) * SECOND // 10
@@ -506,17 +584,18 @@ class PushWorld:
         cut = next((one for one in self.writes if _topic(one) == "cursors"), None)
         if isinstance(cut, (StoreCursor, WrittenAgain)) and choice % 2:
             self.cursors |= dict(cut.records[:-1])  # the ids apart, without the cursor that leaves them out
-        for _ in range(choice // 3 % (len(self.socket) + 1)):
+        for _ in range(choice // 3 % (sum(map(len, self.sockets.values())) + 1)):
             self.arrive(1)
         self._lose_acks(choice // 7)
         self.take_over(clean=False)
 
     def take_over(self, *, clean: bool) -> None:
         self.writes.clear()
-        self.socket.clear()
-        self.pubacks.clear()
+        for link in self.links:
+            self.sockets[link].clear()
+            self.puback_queues[link].clear()
         self.answers.clear()
-        self.connected = False
+        self.up.clear()
         self.owners += 1
         self.next_read = 0
         horizon = None if clean or not self.log else self.log[-1][0]
@@ -534,8 +613,9 @@ class PushWorld:
         """The next owner's core, from what is stored."""
         cursors = cursors_of(self.cursors, self.limits.remembered_ids)
         owner = str(self.owners)
+        segments = self.stored_segments()
         return Partition(
-            0, self.limits.nested(), cursors, horizon, self.stored_segments(), owner=owner, now_us=self.now
+            0, self.limits.nested(), cursors, horizon, segments, owner=owner, now_us=self.now, links=self.links
         )
 
     def stored_segments(self) -> dict[str, dict[str, bytes]]:
@@ -550,7 +630,7 @@ class PushWorld:
         while actions := self.core.take(self.now):
             for action in actions:
                 self._do(action)
-        assert self.core.flights.in_flight <= self.limits.window
+        assert all(flights.in_flight <= self.limits.window for flights in self.core.links)
         assert self.core.commands.awaited >= 0
 
     def _do(self, action: Action) -> None:
@@ -558,7 +638,7 @@ class PushWorld:
             self._check_ack(action.position)
             self.acked.add(action.position)
         elif isinstance(action, Push):
-            assert self.connected
+            assert action.link in self.up
             assert not action.command.expired(self.now)
             waits = [one for one in self.unanswered if one.request.device == action.command.device]
             assert not any(one.answer.commands for one in waits), "sent before the device got the answer"
@@ -569,8 +649,8 @@ class PushWorld:
                 known = cursor.knows(action.command.command_id)
                 assert unsure or not known, "a known id is pushed again"
                 assert unsure or action.position > cursor.done
-            self.socket.append(action)
-            self.core.flights.sent(action.number, self.now)
+            self.sockets[action.link].append(action)
+            self.core.links[action.link].sent(action.number, self.now)
         elif isinstance(action, Pull):
             pairs = zip(action.positions, action.copies, strict=True)
             self.pulls.extend((action.device, action.epoch, position, place) for position, place in pairs)
@@ -582,9 +662,11 @@ class PushWorld:
             self.requests.remove(action.request)
         elif isinstance(action, AnswerRequest):
             self._check_answer(action)
+            for one in [one for one in self.unanswered if one.request is action.request]:
+                self.unanswered.remove(one)  # its device has moved
             self.unanswered.append(action)
-            if self.connected:
-                self.socket.append(action)
+            if action.link in self.up:
+                self.sockets[action.link].append(action)
         elif not isinstance(action, Forget):
             self.writes.append(action)
 
@@ -693,7 +775,8 @@ class PushWorld:
         self.refusals = False
         self.perfect = True
         self.away.clear()
-        self.connect(0)
+        self.births.clear()
+        self.connect_all()
         for _ in range(40 * len(self.log) + 100):
             self.receive(0)
             self.arrive(1)
@@ -704,7 +787,7 @@ class PushWorld:
             self.trim(3)
             self.find(0)
             for device in ("d0", "d1", "d2"):
-                self.core.alive(device, self.now)
+                self.core.alive(device, self.now, self.place(device))
             self.store(0)
             self.now += SECOND
             self.core.tick(self.now)

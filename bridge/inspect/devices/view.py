@@ -48,6 +48,8 @@ class DeviceView:
     oldest: Waiting | None = None
     oldest_us: int = 0
     """Time at which the oldest of them was emitted, or published if it has no emit time."""
+    link: str = ""
+    """The link of ingest at which it was last seen, empty if unknown."""
 
     def silent(self, silence_us: int, now_us: int) -> bool:
         """Return whether its last message is at least ``silence_us`` old; never with ``silence_us`` 0."""
@@ -60,7 +62,7 @@ class PartitionView:
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self._records = CursorRecords(0)  # the ids of settled commands are not needed
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, PresenceRecord] = {}
         self._live: dict[str, list[Waiting]] = {}
         self._parked: dict[str, Parked] = {}
         self.bad = 0
@@ -84,7 +86,7 @@ class PartitionView:
             self._seen.pop(device, None)
             return
         try:
-            self._seen[device] = PresenceRecord.decode(payload).seen_us
+            self._seen[device] = PresenceRecord.decode(payload)
         except ContractError:
             self.bad += 1
 
@@ -124,7 +126,7 @@ class PartitionView:
 
     def device(self, name: str) -> DeviceView:
         """Return the state of a device; only its name if nothing is known."""
-        cursor = self._records.by_device.get(name)
+        cursor, seen = self._records.by_device.get(name), self._seen.get(name, PresenceRecord(0))
         parked, live = self.parked(name), self._live.get(name, [])
         del self._parked[name]  # bounds the memory: one entry for each device
         firsts = [Waiting(parked.position(0), parked[0])] if len(parked) else []
@@ -134,10 +136,11 @@ class PartitionView:
             self.partition,
             self.cursor(name),
             0 if cursor is None else cursor.delivered_at_ms,
-            self._seen.get(name, 0),
+            seen.seen_us,
             len(parked),
             len(parked) + len(live),
             min(firsts, key=lambda one: one.position, default=None),
+            link=cursor.link if cursor is not None and cursor.link_at_us > seen.seen_us else seen.link,
         )
 
     def devices(self) -> Iterator[DeviceView]:

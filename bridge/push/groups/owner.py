@@ -171,6 +171,11 @@ class GroupOwner:
         """Whether this process is the owner, as far as sharing is concerned."""
         return self.has
 
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The links that it cannot reach: it needs none."""
+        return ()
+
     def is_stuck(self, _now: float) -> bool:
         """Whether a takeover cannot happen: it needs Pulsar alone."""
         return False

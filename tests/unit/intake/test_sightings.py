@@ -74,3 +74,15 @@ def test_h10_devices_are_bounded_and_an_evicted_one_is_reported_again() -> None:
     sightings.of("b"), sightings.of("c")
     assert len(sightings) == 2
     assert sightings.record_due(sightings.of("a"), 1.0)
+
+
+def test_a_device_that_comes_back_from_another_link_is_reported_at_once_and_not_more_than_once_a_second() -> None:
+    sightings = Sightings(EVERY)
+    seen = sightings.of("d")
+    assert reported([0.0, 5.0, 5.5], seen) == [0.0, 5.0]
+    for at, due in ((5.8, False), (6.2, True), (6.4, False), (7.3, True)):
+        sightings.seen_elsewhere("d")
+        found = (at - seen.last_message > seen.quiet or at >= seen.due) and sightings.record_due(seen, at)
+        seen.last_message = at
+        assert found is due, at
+    sightings.seen_elsewhere("unknown")

@@ -79,7 +79,7 @@ def test_what_comes_again_before_its_acknowledgement_is_made_is_acknowledged_onc
     effects = Effects(
         Settings(),
         core,
-        cast(Link, None),
+        {"": cast(Link, None)},
         cast(PartitionLog, log),
         cast(ReadBudget, room),
         METRICS,

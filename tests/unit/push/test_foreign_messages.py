@@ -95,7 +95,7 @@ def test_a_message_that_is_no_text_is_a_dead_letter_and_the_next_one_arrives(bad
 
 def effects_of(core: Partition, budget: ReadBudget) -> Effects:
     log, tags = cast(PartitionLog, None), PositionTags(b"secret", 0)
-    return Effects(Settings(), core, cast(Link, None), log, budget, METRICS, lambda _at: None, tags)
+    return Effects(Settings(), core, {"": cast(Link, None)}, log, budget, METRICS, lambda _at: None, tags)
 
 
 def cursor_log(records: Records) -> CursorLog:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.connection import Ownership, Proof
+from bridge.push.ownership import Ownership, Proof
 
 
 def record(entry: int) -> MessageId:
@@ -38,7 +38,7 @@ class World:
         """A turn of the connection. Returns how many pings were sent in it."""
         self.last_stored, self.answered = stored or self.last_stored, answered
         before = self.pings
-        self.ownership.ping(cast(Any, self), now)
+        self.ownership.ping([cast(Any, self)], now)
         return self.pings - before
 
 
@@ -77,10 +77,40 @@ def test_an_owner_that_has_sent_nothing_leaves_a_record_that_shows_it() -> None:
     world = World()
     ownership = world.ownership
     ownership.connected(1)
-    ownership.begin(1)
+    ownership.begin({"": 1})
     before, begun = world.written
     assert [one.record.idle for one in world.written] == [True, False]
     ownership.accept(before)
-    assert ownership.proven_epoch == 0, "nothing is sent before the second one is stored"
+    assert ownership.proven_epoch() == 0, "nothing is sent before the second one is stored"
     ownership.accept(begun)
-    assert ownership.proven_epoch == 1
+    assert ownership.proven_epoch() == 1
+
+
+def test_of_several_brokers_all_must_have_answered_because_a_successor_needs_one() -> None:
+    world, other = World(), World()
+    ownership = Ownership(cast(Any, world), ("a", "b"))
+    links = [cast(Any, world), cast(Any, other)]
+    world.last_stored = record(1)
+    ownership.ping(links, 0.0)
+    assert (world.pings, other.pings) == (1, 1)
+    world.answered = 1
+    ownership.ping(links, 1.0)
+    assert ownership.own is None
+    other.answered = 1
+    ownership.ping(links, 2.0)
+    assert ownership.own is world.last_stored
+
+
+def test_a_lost_connection_is_in_doubt_alone() -> None:
+    world = World()
+    ownership = Ownership(cast(Any, world), ("a", "b"))
+    for link in ("a", "b"):
+        ownership.connected(1, link)
+    for proof in world.written:
+        ownership.accept(proof)
+    ownership.disconnected("b")
+    ownership.disconnected("b")  # and an attempt that failed
+    assert ownership.lost == ("b",)
+    assert ownership.proven_epoch("a") == 1
+    ownership.found("b")
+    assert ownership.lost == ()

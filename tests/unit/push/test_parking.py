@@ -948,7 +948,7 @@ def test_h31_devices_whose_ids_are_stored_again_stay_parked_and_an_older_sign_of
     now, stored = store_ids(core, now)
     assert sorted(stored) == sorted(names)
     assert (core.devices.parked, len(core.devices.awake)) == (2500, 0)
-    core.presence = Presence()  # which evicts the device with the oldest sign
+    core.places.presence = Presence()  # which evicts the device with the oldest sign
     core.alive("d7", NOW - 1)
     assert core.devices.mode_of("d7") is Mode.PARKED
     core.alive("d7", NOW + 1)

@@ -146,7 +146,7 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
     effects = Effects(
         Settings(),
         core,
-        cast(Link, link),
+        {"": cast(Link, link)},
         cast(PartitionLog, log),
         cast(ReadBudget, None),
         PushMetrics(CollectorRegistry()),
@@ -154,7 +154,7 @@ def asking(link: Connection, log: Requests, devices: str) -> tuple[Partition, Ef
         PositionTags(b"secret", 0),
     )
     core.link_up()
-    effects.resume.answers.link_up()
+    effects.resume.answers[""].link_up()
     for device in devices:
         effects.resume.asked(Asked.of(cast(Message, StoredMessage(1, device, b"no position"))))
     return core, effects
@@ -168,7 +168,7 @@ def ended(core: Partition, effects: Effects, link: Connection, now_us: int, *, c
     link.epoch += 1
     core.flights.broker_answered()
     core.link_up()
-    effects.resume.answers.link_up()
+    effects.resume.answers[""].link_up()
 
 
 def test_an_answer_at_which_the_broker_closes_is_given_up_and_no_command_is_blamed_for_it(

@@ -94,7 +94,7 @@ class GroupPartition:
         self.effects = Effects(
             Settings(),
             self.core,
-            cast(Link, self.link),
+            {"": cast(Link, self.link)},
             cast(PartitionLog, self.log),
             cast(ReadBudget, None),
             METRICS,

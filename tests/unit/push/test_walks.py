@@ -52,6 +52,9 @@ EVENTS: Final = (
     "connect", "pass_time", "pass_time", "write_bad", "read_again", "lose_link", "close_link", "kill_broker", "forget",
     "write_again", "lose_cursors", "crash",
 )  # fmt: skip
+MOVES: Final = (*EVENTS, "move", "move", "will")
+"""With several brokers, between which devices move."""
+LINKS: Final = [("",), ("a", "b"), ("a", "b", "c")]
 RARE: Final = frozenset(
     [
         "write_bad",
@@ -68,9 +71,16 @@ RARE: Final = frozenset(
 )
 
 
-def play(limits: Limits, poison_every: int, played: list[tuple[str, int]], *, finish: bool = True) -> None:
-    world = PushWorld(limits, poison_every=poison_every)
-    world.connect(0)
+def play(
+    limits: Limits,
+    poison_every: int,
+    played: list[tuple[str, int]],
+    *,
+    finish: bool = True,
+    links: tuple[str, ...] = ("",),
+) -> None:
+    world = PushWorld(limits, poison_every=poison_every, links=links)
+    world.connect_all()
     for event, choice in played:
         getattr(world, event)(choice)
     if finish:
@@ -79,21 +89,26 @@ def play(limits: Limits, poison_every: int, played: list[tuple[str, int]], *, fi
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1000)), max_size=150),
+    st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 1000)), max_size=150),
     st.sampled_from([BROKER, DEVICE]),
     st.sampled_from(CHANGES),
     st.sampled_from([0, 0, 5]),
+    st.sampled_from(LINKS),
 )
 def test_no_walk_under_any_limits_loses_reorders_or_repeats_unmarked(
-    played: list[tuple[str, int]], limits: Limits, changes: dict[str, int], poison_every: int
+    played: list[tuple[str, int]],
+    limits: Limits,
+    changes: dict[str, int],
+    poison_every: int,
+    links: tuple[str, ...],
 ) -> None:
-    play(replace(limits, **changes), poison_every, played)  # type: ignore[arg-type]
+    play(replace(limits, **changes), poison_every, played, links=links)  # type: ignore[arg-type]
 
 
 def test_ids_stored_before_a_first_cursor_that_a_crash_lost_are_removed() -> None:
     """A command expires, and nothing waits for its device's cursor. The rewrite of that cursor stores the ids alone."""
     world = PushWorld(BROKER)
-    world.connect(0)
+    world.connect_all()
     for event, choice in (("write_command", 0), ("pass_time", 15), ("receive", 0), ("write_again", 0), ("crash", 1)):
         getattr(world, event)(choice)
     assert list(world.cursors) == [ids_key("d0")]
@@ -126,12 +141,13 @@ def test_no_long_walk_under_any_limits_loses_reorders_or_repeats_unmarked() -> N
     walk = random.Random(seed)
     for begun in range(0, WALK_EVENTS, STEPS):
         rare = walk.choice((1, 4, 16))
-        weighted = [event for event in EVENTS for _ in range(1 if event in RARE else rare)]
+        links = walk.choice(LINKS)
+        weighted = [event for event in (EVENTS if links == ("",) else MOVES) for _ in range(1 if event in RARE else rare)]
         played = [(walk.choice(weighted), walk.randrange(1000)) for _ in range(STEPS)]
         limits = replace(walk.choice((BROKER, DEVICE)), **walk.choice(CHANGES))  # type: ignore[arg-type]
         poison_every, finish = walk.choice((0, 0, 5)), walk.randrange(10) == 0
         try:
-            play(limits, poison_every, played, finish=finish)
+            play(limits, poison_every, played, finish=finish, links=links)
         except AssertionError:
-            print(f"world {begun // STEPS}, {limits}")
+            print(f"world {begun // STEPS}, {limits}, {links}")
             raise

@@ -1,0 +1,186 @@
+"""The ownership of a partition, as its owner can prove it to itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from bridge.contract.cursors import OWNER_KEY, OwnerRecord
+from bridge.errors import FencedError
+from bridge.mqtt.client import Link
+from bridge.pulsar.client import MessageId
+from bridge.push.cursor_log import CursorLog
+from bridge.threads import start_thread
+
+__all__ = ["Checked", "Ownership", "Proof", "ProofChecks"]
+
+_EVERY_S: Final = 5.0
+"""After a lost connection the owner reads no more than this time of records in vain."""
+
+
+@dataclass(eq=False, slots=True)
+class Proof:
+    """Token of an owner record; ``epoch`` is the connection to the broker ``link`` that it is for, 0 for none."""
+
+    record: OwnerRecord
+    epoch: int
+    link: str = ""
+    stored: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _LinkProof:
+    connected: bool = False
+    proven_epoch: int = 0
+    lost: bool = False
+
+
+class Ownership:
+    """The owner records of one session, and what they prove.
+
+    Pulsar's client does not report that a producer was replaced before the next write. So at each MQTT connection the
+    owner writes a record of its own, and reads the cursors partition from the last record that was certainly its own up to
+    the new one.
+
+    A successor connects to an MQTT broker before it writes, which ends our connection there. But a connection that looks
+    open may have ended long ago. So the owner pings the brokers: whatever each answers on its connection it
+    answers before any successor has come there, and what Pulsar had stored at the time of the pings is certainly our own.
+    A successor needs one of several brokers only, so all must have answered.
+    """
+
+    def __init__(self, cursors: CursorLog, links: Sequence[str] = ("",)) -> None:
+        self._cursors = cursors
+        self.name = uuid.uuid4().hex
+        """A name that no other session has."""
+        self._token = f"{socket.gethostname()}/{os.getpid()}/{self.name}"
+        self._serial = 0
+        self._idle = True
+        self.first = OwnerRecord(self._token, 1)
+        """The first record of this session."""
+        self.own: MessageId | None = None
+        """The last record that no successor's record can precede."""
+        # Pings without answer, and what was stored before them.
+        self._asked: tuple[list[int], MessageId] | None = None
+        self._asked_for: MessageId | None = None  # the last record for which the brokers were pinged on these connections
+        self._next_ping = 0.0
+        self._links = {link: _LinkProof() for link in links}
+
+    def proven_epoch(self, link: str = "") -> int:
+        """Return the connection to a broker for which Pulsar has confirmed the ownership, 0 for none."""
+        return self._links[link].proven_epoch
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The brokers to which the connection was lost: no further connect before Pulsar confirms the ownership."""
+        return tuple(link for link, proof in self._links.items() if proof.lost)
+
+    def write(self, epoch: int, link: str = "", *, clean: bool = False) -> Proof:
+        """Write an owner record; its ``Proof`` is the token of the ``Stored`` that follows."""
+        self._serial += 1
+        proof = Proof(OwnerRecord(self._token, self._serial, clean, self._idle), epoch, link)
+        self._cursors.write_record(OWNER_KEY, proof.record.encode(), proof)
+        return proof
+
+    def begin(self, epochs: Mapping[str, int]) -> None:
+        """Have commands sent on these connections, by broker, once the records that this writes are stored."""
+        self._idle = False
+        for link, proof in self._links.items():
+            proof.proven_epoch = 0
+            if link in epochs:
+                self.write(epochs[link], link)
+
+    def connected(self, epoch: int, link: str = "") -> None:
+        """An MQTT connection was accepted: prove the ownership on it."""
+        self._links[link].connected = True
+        self.write(epoch, link)
+
+    def disconnected(self, link: str = "") -> None:
+        """An MQTT connection ended, without further answers, or an attempt failed."""
+        proof = self._links[link]
+        proof.lost = proof.lost or proof.connected
+        proof.connected = False
+        self._asked = self._asked_for = None
+
+    def found(self, link: str) -> None:
+        """Pulsar has confirmed the ownership since the connection to a broker was lost."""
+        self._links[link].lost = False
+
+    def accept(self, proof: Proof) -> None:
+        """Pulsar has stored an owner record. Raises FencedError if another process has owned the partition since."""
+        if self.own is not None and self._cursors.replaced_since(self.own, proof.record):
+            raise FencedError("another process owned it in between")
+        self.accepted(proof)
+
+    def accepted(self, proof: Proof) -> None:
+        """An owner record is stored, and no other process has owned the partition before it."""
+        proof.stored = True
+        if proof.epoch and proof.record.idle is self._idle:
+            self._links[proof.link].proven_epoch = proof.epoch
+
+    def ping(self, links: Sequence[Link], now: float) -> None:
+        """Ask all brokers, now and then, whether the connections are alive, to prove the last stored record."""
+        if self._asked is not None:
+            pairs = zip(links, self._asked[0], strict=True)
+            if all(link.keepalive.answered >= number for link, number in pairs):
+                self.own, self._asked = self._asked[1], None
+        stored = self._cursors.last_stored
+        if stored is None or stored is self._asked_for or self._asked is not None or now < self._next_ping:
+            return
+        self._asked = [link.ping() for link in links], stored
+        self._asked_for = stored
+        self._next_ping = now + _EVERY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Event: the records before that of a proof were read; ``where`` is its position, None if another process has owned the
+    partition.
+    """
+
+    proof: Proof
+    where: MessageId | None
+
+
+class ProofChecks:
+    """Reads the cursors partition for proofs, one after the other, in threads: devices at other brokers do not wait for it."""
+
+    def __init__(
+        self, cursors: CursorLog, post: Callable[[object], None], failed: Callable[[Exception], None]
+    ) -> None:
+        """``post`` gets ``Checked``, ``failed`` an error; both are called in such a thread."""
+        self._cursors = cursors
+        self._post = post
+        self._failed = failed
+        self._waiting: deque[Proof] = deque()
+        self._thread: threading.Thread | None = None
+
+    def add(self, proof: Proof, own: MessageId) -> None:
+        """Check a proof behind ``own``, the last record that is certainly ours, or that of the check before."""
+        self._waiting.append(proof)
+        if len(self._waiting) == 1:
+            self._begin(own)
+
+    def done(self, own: MessageId) -> None:
+        """A check has ended: begin the next one."""
+        self._waiting.popleft()
+        if self._waiting:
+            self._begin(own)
+
+    def _begin(self, own: MessageId) -> None:
+        proof = self._waiting[0]
+
+        def work() -> None:
+            self._post(Checked(proof, self._cursors.proven_since(own, proof.record)))
+
+        self._thread = start_thread("push-proof", work, self._failed)
+
+    def close(self) -> None:
+        """Wait for the check that is under way; before the client is closed."""
+        if self._thread is not None:
+            self._thread.join()
