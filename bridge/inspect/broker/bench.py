@@ -186,9 +186,13 @@ class Bench:
         """Return a topic of this check."""
         return "/".join(("pulsebridge-check", self._run, *levels))
 
+    def client_id(self, name: str) -> str:
+        """Return a client id of this check."""
+        return f"pulsebridge-check-{self._run}-{name}"
+
     def rights(self, what: str) -> str:
         """Return the remedy for a denied operation."""
-        return f"allow {subscriber(self.mqtt, f'pulsebridge-check-{self._run}-…')} to {what} pulsebridge-check/#"
+        return f"allow {subscriber(self.mqtt, self.client_id('…'))} to {what} pulsebridge-check/#"
 
     def check_time(self, now: float) -> None:
         """Raise NotTriedError if the time is over."""
@@ -258,7 +262,7 @@ class Bench:
                     with self.peer(name, version):
                         pass
                 except PulsebridgeError as e:
-                    left.append(f"the session pulsebridge-check-{self._run}-{name} ({e.what})")
+                    left.append(f"the session {self.client_id(name)} ({e.what})")
         self._sessions.clear()
         self.retained.clear()
         return left
