@@ -17,7 +17,7 @@ from typing import Any
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server
 from tests.brokers.page import PAGE, RESULTS, page
-from tests.brokers.servers import BROKERS, Broker, end, started
+from tests.brokers.servers import BROKERS, Broker, end, newest, started
 
 
 def main() -> int:
@@ -54,9 +54,10 @@ def checked(broker: Broker, *, kill: bool) -> dict[str, Any]:
         servers: list[Server] = []
         try:
             servers = started(broker, folder, ports)
-            command = [
+            command: list[str] = [
                 *(sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "check", "--broker", "--json"),
-                *("--wait-for-restart", "--set", f"mqtt.port={ports[0]}"),
+                *("--wait-for-restart", "--set", f"mqtt.port={ports[0]}", "--set"),
+                f"mqtt.protocol={newest(ports[0])}",
             ]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as check:
                 assert check.stdout is not None

@@ -25,7 +25,7 @@ version.
 def page(order: list[str]) -> str:
     """Return the page: a column for each file of results, in this order."""
     found = {name: json.loads(file.read_text(encoding="utf-8")) for name in order if (file := _file(name)).exists()}
-    titles = {name: f"{one['title']} {one['version']}" for name, one in found.items()}
+    titles = {name: one["title"].format(one["version"]) for name, one in found.items()}
     lines = [f"- {titles[name]}: {one['setup']}." for name, one in found.items()]
     reports: dict[str, dict[str, Any]] = {titles[name]: one["report"] for name, one in found.items()}
     return _HEAD + "\n".join([*lines, "", *page_of(reports)]) + "\n"

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from bridge.mqtt.device import probe
 from bridge.mqtt.types import Connected
@@ -27,7 +28,7 @@ from pulsebridge.local.sizes import sizes_for
 from tests.support.rabbitmq import installed, start_rabbitmq
 from tests.support.waiting import poll_for
 
-__all__ = ["BROKERS", "Broker", "end", "started"]
+__all__ = ["BROKERS", "Broker", "end", "newest", "started"]
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
@@ -37,6 +38,7 @@ class Broker:
     """One column of the page. ``start`` gets a folder that it may have used before, and free ports, the first for MQTT."""
 
     title: str
+    """Its name, with {} for the version."""
     version: Callable[[], str | None]
     """The version, None if the broker is not installed."""
     start: Callable[[Path, Sequence[int]], list[Server]]
@@ -56,12 +58,17 @@ def started(broker: Broker, folder: Path, ports: Sequence[int]) -> list[Server]:
 
     def ready() -> bool:
         assert servers[-1].alive(), last_lines(servers[-1].log)
-        return any(
-            isinstance(probe(MqttSettings(port=ports[0], protocol=version)), Connected) for version in ("3.1.1", "5")
-        )
+        return newest(ports[0]) is not None
 
     poll_for(ready, 120, broker.title, every=0.2)
     return servers
+
+
+def newest(port: int) -> str | None:
+    """Return the newest version of MQTT that the broker accepts, None if it accepts no connection."""
+    versions: tuple[Literal["5", "3.1.1"], ...] = ("5", "3.1.1")
+    accepted = (v for v in versions if isinstance(probe(MqttSettings(port=port, protocol=v)), Connected))
+    return next(accepted, None)
 
 
 def _server(name: str, command: Sequence[str], folder: Path) -> list[Server]:
@@ -193,31 +200,33 @@ def _hivemq(folder: Path, ports: Sequence[int]) -> list[Server]:
 
 BROKERS = {
     "artemis": Broker(
-        "Artemis", lambda: distributions.ARTEMIS.artifact.version, _artemis, "as `pulsebridge up` configures it"
+        "Artemis {}", lambda: distributions.ARTEMIS.artifact.version, _artemis, "as `pulsebridge up` configures it"
     ),
     "mosquitto": Broker(
-        "Mosquitto",
+        "Mosquitto {}",
         _mosquitto_version,
         _mosquitto(("allow_anonymous true", "persistence true")),
         "`persistence true`; else its defaults",
     ),
     "mosquitto-local": Broker(
-        "Mosquitto of `pulsebridge up`", _mosquitto_version, _mosquitto(()), "as `pulsebridge up` configures it"
+        "Mosquitto {} of `pulsebridge up`", _mosquitto_version, _mosquitto(()), "as `pulsebridge up` configures it"
     ),
-    "hivemq": Broker("HiveMQ CE", _hivemq_version, _hivemq, "its defaults, without extensions"),
+    "hivemq": Broker("HiveMQ CE {}", _hivemq_version, _hivemq, "its defaults, without extensions"),
     "nats": Broker(
-        "NATS", lambda: _program("BROKER_NATS", "--version"), _nats, "JetStream in files; else its defaults"
+        "NATS {}", lambda: _program("BROKER_NATS", "--version"), _nats, "JetStream in files; else its defaults"
     ),
-    "rabbitmq": Broker("RabbitMQ", _rabbitmq_version, _rabbitmq, "the MQTT plugin with its defaults"),
-    "mochi": Broker("mochi", lambda: _program("BROKER_MOCHI", "--version"), _mochi, "its command with bolt as storage"),
+    "rabbitmq": Broker("RabbitMQ {}", _rabbitmq_version, _rabbitmq, "the MQTT plugin with its defaults"),
+    "mochi": Broker(
+        "mochi {}", lambda: _program("BROKER_MOCHI", "--version"), _mochi, "its command with bolt as storage"
+    ),
     "rumqttd-v4": Broker(
-        "rumqttd, v4 listener",
+        "rumqttd {}, v4 listener",
         lambda: _program("BROKER_RUMQTTD", "--version"),
         _rumqttd(4),
         "its example configuration; a listener speaks one version of MQTT",
     ),
     "rumqttd-v5": Broker(
-        "rumqttd, v5 listener",
+        "rumqttd {}, v5 listener",
         lambda: _program("BROKER_RUMQTTD", "--version"),
         _rumqttd(5),
         "its example configuration; a listener speaks one version of MQTT",

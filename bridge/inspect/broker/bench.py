@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Literal
 
 from bridge.errors import PulsebridgeError, TransientError
@@ -100,13 +101,15 @@ class Peer(LinkHandler):
 
     def receive(self, count: int, silence_s: float = PATIENCE_S) -> list[bytes]:
         """Return the payloads of all messages, when there are ``count`` or none came for ``silence_s``."""
-        before = -1
-        while before < len(self.messages) < count:
-            before = len(self.messages)
-            now = before
-            self.wait(lambda now=now: len(self.messages) > now, silence_s)  # type: ignore[misc]
+        seen = -1
+        while seen < len(self.messages) < count:
+            seen = len(self.messages)
+            self.wait(partial(self._has_more, seen), silence_s)
         self.wait(lambda: not self._acks, silence_s)
         return [message.payload for message in self.messages]
+
+    def _has_more(self, seen: int) -> bool:
+        return len(self.messages) > seen
 
     def wait(self, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
         """Run until the condition; return False after ``patience_s``. Raises LostError and NotTriedError."""

@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 from bridge.errors import PulsebridgeError
 from bridge.inspect.broker import delivery, sessions
-from bridge.inspect.broker.bench import Bench, LostError
-from bridge.inspect.broker.findings import BrokerFinding, BrokerReport, Outcome
+from bridge.inspect.broker.bench import PATIENCE_S, Bench, LostError
+from bridge.inspect.broker.findings import BrokerFinding, BrokerReport, Outcome, State
 from bridge.settings import MqttSettings, Settings
+from bridge.settings.units import Duration
 
 __all__ = ["TRIES", "check_broker"]
 
@@ -43,6 +44,7 @@ TRIES: Final = (
     Try("no subscribers", "publish to a topic without a subscriber", delivery.no_subscribers),
     Try("retained", "retain a message, subscribe, delete it", delivery.retained),
     Try("wildcards", "subscribe with + and #, publish to levels with a dot and a space", delivery.wildcards, True),
+    Try("large message", "publish a message of 1 MiB", delivery.large),
     Try("shared subscription", "share a subscription between two clients", delivery.shared),
     Try("queue", "publish many messages for an offline session", sessions.queue),
 )
@@ -63,7 +65,7 @@ def check_broker(
 
     With ``restart_s``, wait that long for a restart of the broker; ``report`` gets a line that requests it.
     """
-    mqtt = mqtt.model_copy(update={"connect_timeout": min(mqtt.connect_timeout, 5.0)})
+    mqtt = mqtt.model_copy(update={"connect_timeout": Duration(PATIENCE_S)})
     bench = Bench(settings.model_copy(update={"mqtt": mqtt}), mqtt, messages=messages, time_limit_s=time_limit_s)
     left: list[str] = []
     try:
@@ -95,7 +97,7 @@ def _finding(one: Try, bench: Bench) -> BrokerFinding:
         outcome = one.act(bench)
         found = BrokerFinding(one.name, outcome.state, one.tried, outcome.result, outcome.follows)
     except LostError as e:
-        state = "failed" if one.needed else "note"
+        state: State = "failed" if one.needed else "note"
         found = BrokerFinding(one.name, state, one.tried, f"the connection ends: {e.what}", _remedy(e))
     except PulsebridgeError as e:
         found = BrokerFinding(one.name, "not tried", one.tried, e.what, _remedy(e))

@@ -12,6 +12,7 @@ from bridge.inspect.broker.findings import Outcome
 from bridge.mqtt.types import DISCONNECT_TAKEN_OVER
 
 __all__ = [
+    "large",
     "limits",
     "no_subscribers",
     "order",
@@ -27,6 +28,8 @@ __all__ = [
 _NO_SUBSCRIBERS: Final = 0x10
 _FEW: Final = 12
 _WINDOW: Final = 4
+_LARGE: Final = 1024 * 1024
+_REFUSED: Final = 0x80
 _SOON_S: Final = 0.5
 """Silence after which no further message is expected, in seconds."""
 
@@ -241,6 +244,28 @@ def wildcards(bench: Bench) -> Outcome:
     parts = [f"+ matches {', '.join(arrived)}"] if arrived else []
     parts += [f"{name}: {what}" for name, what in lost.items()]
     return Outcome("; ".join(parts), tuple(follows), failed=not plain)
+
+
+def large(bench: Bench) -> Outcome:
+    """Publish a message of 1 MiB."""
+    topic = bench.topic("large")
+    with bench.peer("reader") as reader:
+        reader.subscribe(topic)
+        try:
+            with bench.peer("writer") as writer:
+                most = writer.connect().maximum_packet_size
+                if 0 < most < _LARGE + _FEW * len(topic):
+                    result = "refused by CONNACK"
+                else:
+                    reason = writer.publish(topic, b"0" * _LARGE)
+                    result = f"refused with 0x{reason:02X}" if reason >= _REFUSED else ""
+        except LostError as e:
+            result = f"not accepted: {e.what}"
+        if not result and not reader.receive(1):
+            result = "confirmed, not delivered"
+    if not result:
+        return Outcome("delivered")
+    return Outcome(result, ("devices, push: smaller messages, or a larger limit of the broker",))
 
 
 def shared(bench: Bench) -> Outcome:
