@@ -158,7 +158,7 @@ def _rumqttd(version: int) -> Callable[[Path, Sequence[int]], list[Server]]:
         text = (
             f"id = 0\n[router]\n{router}[v{version}.1]\nname = 'v{version}'\nlisten = '127.0.0.1:{ports[0]}'\n"
             f"next_connection_delay_ms = 1\n[v{version}.1.connections]\nconnection_timeout_ms = 60000\n"
-            "max_payload_size = 262144\nmax_inflight_count = 100\ndynamic_filters = true\n"
+            "max_payload_size = 20480\nmax_inflight_count = 100\ndynamic_filters = true\n"
         )
         (folder / "rumqttd.toml").write_text(text, encoding="utf-8")
         return _server("rumqttd", [os.environ["BROKER_RUMQTTD"], "-c", str(folder / "rumqttd.toml")], folder)

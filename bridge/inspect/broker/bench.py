@@ -36,7 +36,7 @@ class NotTriedError(PulsebridgeError):
 
 
 class LostError(TransientError):
-    """Raised if the broker refuses or closes a connection of the check."""
+    """Raised if the broker refuses or closes a connection of the check, or does not answer."""
 
 
 class Peer(LinkHandler):
@@ -62,11 +62,11 @@ class Peer(LinkHandler):
         return self.granted
 
     def subscribe(self, topic_filter: str, qos: int = 1) -> int:
-        """Subscribe and return the code of SUBACK. Raises NotTriedError if the broker denies it or does not answer."""
+        """Subscribe and return the code of SUBACK. Raises NotTriedError if the broker denies it, LostError without it."""
         self._codes.clear()
         self._link.subscribe([Subscription(topic_filter, qos, retain_handling=0)])
         if not self.wait(lambda: bool(self._codes)):
-            raise NotTriedError(f"the broker does not answer SUBSCRIBE to {topic_filter}")
+            raise LostError(f"the broker does not answer SUBSCRIBE to {topic_filter}")
         code = self._codes[0]
         if code >= _FAILED_FROM:
             raise NotTriedError(
@@ -81,7 +81,7 @@ class Peer(LinkHandler):
     def publish_all(self, topic: str, payloads: Sequence[bytes], qos: int = 1, *, retain: bool = False) -> list[int]:
         """Publish without a wait between two messages; return the reasons in the order of the confirmations.
 
-        Raises NotTriedError if the broker denies it or does not confirm all, LostError if it closes the connection.
+        Raises NotTriedError if the broker denies it, LostError if it does not confirm all or closes the connection.
         """
         reasons: list[int] = []
         if retain and any(payloads):
@@ -96,7 +96,7 @@ class Peer(LinkHandler):
             self._bench.retained.discard(topic)
             raise NotTriedError(f"the broker denies PUBLISH to {topic} (0x87)", remedy=self._bench.rights("write"))
         if len(reasons) < len(payloads):
-            raise NotTriedError(f"the broker confirms {len(reasons)} of {len(payloads)} messages to {topic}")
+            raise LostError(f"the broker confirms {len(reasons)} of {len(payloads)} messages to {topic}")
         return reasons
 
     def receive(self, count: int, silence_s: float = PATIENCE_S) -> list[bytes]:

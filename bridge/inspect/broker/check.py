@@ -98,7 +98,7 @@ def _finding(one: Try, bench: Bench) -> BrokerFinding:
         found = BrokerFinding(one.name, outcome.state, one.tried, outcome.result, outcome.follows)
     except LostError as e:
         state: State = "failed" if one.needed else "note"
-        found = BrokerFinding(one.name, state, one.tried, f"the connection ends: {e.what}", _remedy(e))
+        found = BrokerFinding(one.name, state, one.tried, e.what, _remedy(e))
     except PulsebridgeError as e:
         found = BrokerFinding(one.name, "not tried", one.tried, e.what, _remedy(e))
     took_ms = round((time.monotonic() - start) * 1000)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Final
 
 from bridge.errors import PulsebridgeError
-from bridge.inspect.broker.bench import PATIENCE_S, Bench, LostError, NotTriedError, Version
+from bridge.inspect.broker.bench import PATIENCE_S, Bench, LostError, NotTriedError, Peer, Version
 from bridge.inspect.broker.findings import Outcome
 from bridge.mqtt.types import DISCONNECT_TAKEN_OVER
 
@@ -107,19 +107,11 @@ def qos(bench: Bench) -> Outcome:
     with bench.peer("reader") as reader:
         reader.subscribe(one, 1)
         for level in (1, 0, 2):
-            try:
-                with bench.peer("writer") as writer:
-                    if level > writer.connect().maximum_qos:
-                        problems[level] = "refused by CONNACK"
-                        continue
-                    writer.publish(one, b"qos %d" % level, level)
-            except LostError as e:
-                problems[level] = e.what
-                continue
-            if b"qos %d" % level not in reader.receive(len(reader.messages) + 1):
-                problems[level] = "confirmed, not delivered" if level else "not delivered"
+            problem = _not_delivered(bench, reader, one, level)
+            if problem:
+                problems[level] = problem
             if 1 in problems:
-                return Outcome(f"QoS 1: {problems[1]}", (_QOS_1.format(bench.rights("read and write")),), failed=True)
+                return Outcome(f"QoS 1: {problem}", (_QOS_1.format(bench.rights("read and write")),), failed=True)
     granted = 2
     with suppress(LostError), bench.peer("reader") as reader:
         granted = reader.subscribe(two, 2)
@@ -128,6 +120,23 @@ def qos(bench: Bench) -> Outcome:
         follows.append("devices, push: publish at QoS 1")
     parts = [f"QoS {level}: {problems.get(level, 'delivered')}" for level in (0, 1, 2)]
     return Outcome(f"{', '.join(parts)}; grants QoS {granted}", tuple(follows))
+
+
+def _not_delivered(bench: Bench, reader: Peer, topic: str, level: int) -> str:
+    """Return why a message of this QoS does not reach the reader, empty if it does."""
+    payload = b"qos %d" % level
+    try:
+        with bench.peer("writer") as writer:
+            if level > writer.connect().maximum_qos:
+                return "refused by CONNACK"
+            reason = writer.publish(topic, payload, level)
+    except LostError as e:
+        return e.what
+    if payload in reader.receive(len(reader.messages) + 1):
+        return ""
+    if reason >= _REFUSED:
+        return f"refused with 0x{reason:02X}"
+    return "confirmed, not delivered" if level else "not delivered"
 
 
 def no_subscribers(bench: Bench) -> Outcome:
