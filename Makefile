@@ -30,7 +30,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-all test-long lint bench chaos fuzz matrix notebook lock clean
+.PHONY: help setup demo test test-thorough test-all test-long lint bench chaos fuzz brokers matrix notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -73,6 +73,10 @@ chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 m
 
 fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target, SECONDS=600 for each, SEED=7
 	@$(BIN)/python -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Brokers that are not found keep their last results; tests/brokers/servers.py says how to name a program.
+brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, and write BROKERS.md; ARGS="--only mosquitto"
+	@$(BIN)/python -m tests.brokers $(ARGS)
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)

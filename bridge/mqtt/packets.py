@@ -321,6 +321,10 @@ def connack(body: bytes, *, mqtt5: bool) -> tuple[int, Connected]:
         found.get(0x24, 2),
         bool(found.get(0x25, 1)),
         found.get(0x13),
+        found.get(0x11),
+        found.get(0x22, 0),
+        bool(found.get(0x28, 1)),
+        bool(found.get(0x2A, 1)),
     )
     return reason, granted
 

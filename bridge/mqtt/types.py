@@ -81,6 +81,14 @@ class Connected:
     """Whether the broker accepts retained messages (MQTT 5, 3.2.2.3.5)."""
     keep_alive_s: int | None = None
     """The keep-alive that the broker sets instead of ours, in seconds (MQTT 5, 3.2.2.3.14)."""
+    session_expiry_s: int | None = None
+    """The session expiry that the broker uses instead of ours, in seconds (MQTT 5, 3.2.2.3.2)."""
+    topic_alias_maximum: int = 0
+    """The highest topic alias that the broker accepts (MQTT 5, 3.2.2.3.8)."""
+    wildcards_available: bool = True
+    """Whether the broker accepts wildcard subscriptions (MQTT 5, 3.2.2.3.11)."""
+    shared_available: bool = True
+    """Whether the broker accepts shared subscriptions (MQTT 5, 3.2.2.3.13)."""
 
 
 @dataclass(frozen=True, slots=True)

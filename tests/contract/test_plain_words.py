@@ -10,7 +10,15 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
-DOCUMENTS: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "GUARANTEES.md", "CHANGELOG.md", "COMMANDS.md")
+DOCUMENTS: Final = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "GUARANTEES.md",
+    "CHANGELOG.md",
+    "COMMANDS.md",
+    "BROKERS.md",
+)
 INSTEAD: Final = {
     "told tells heard unheard said": "report, notify, receive, state",
     "anew": "re-create, resend, retry",

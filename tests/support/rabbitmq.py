@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,24 +18,25 @@ from pulsebridge.local.processes import Server, last_lines
 from tests.support.certificates import HOST
 from tests.support.waiting import poll_for
 
-__all__ = ["rabbitmq"]
+__all__ = ["installed", "rabbitmq", "start_rabbitmq"]
 
-_PROGRAMS = Path("/usr/lib/rabbitmq/bin")  # not the wrapper of the package, which changes the user
+_PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # not the wrapper of the package, which changes the user
 
 
-@contextmanager
-def rabbitmq(folder: Path, definitions: Path, user: str, password: str) -> Iterator[int]:
-    """Run RabbitMQ with these definitions, and give its MQTT port; ``user`` may connect."""
-    program, names = _PROGRAMS / "rabbitmq-server", shutil.which("epmd")
-    if not program.exists() or names is None:
-        pytest.skip("RabbitMQ is not installed")
-    mqtt, dist, epmd = free_ports(3)
+def installed() -> bool:
+    """Return whether RabbitMQ is installed."""
+    return _PROGRAM.exists() and shutil.which("epmd") is not None
+
+
+def start_rabbitmq(folder: Path, ports: Sequence[int], lines: Sequence[str]) -> list[Server]:
+    """Start RabbitMQ and its name server, also again on the same files; it may not accept connections yet.
+
+    ``ports`` are those of MQTT, of the node and of the name server, ``lines`` more lines of the configuration.
+    """
+    mqtt, dist, epmd = ports
     (folder / "plugins").write_text("[rabbitmq_mqtt].\n", encoding="utf-8")
-    (folder / "rabbitmq.conf").write_text(
-        f"listeners.tcp = none\nmqtt.listeners.tcp.default = {HOST}:{mqtt}\nmqtt.allow_anonymous = false\n"
-        f"load_definitions = {definitions}\n",
-        encoding="utf-8",
-    )
+    text = ("listeners.tcp = none", f"mqtt.listeners.tcp.default = {HOST}:{mqtt}", *lines, "")
+    (folder / "rabbitmq.conf").write_text("\n".join(text), encoding="utf-8")
     environment = {
         **os.environ,
         "HOME": str(folder),
@@ -50,14 +51,23 @@ def rabbitmq(folder: Path, definitions: Path, user: str, password: str) -> Itera
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_LOGS": "-",
     }
-    servers: list[Server] = []
+    commands = {"epmd": [str(shutil.which("epmd")), "-port", str(epmd)], "rabbitmq": [str(_PROGRAM)]}
+    return [
+        Server(name, command, log=folder / f"{name}.log", cwd=folder, environment=environment, grace_s=20)
+        for name, command in commands.items()
+    ]
+
+
+@contextmanager
+def rabbitmq(folder: Path, definitions: Path, user: str, password: str) -> Iterator[int]:
+    """Run RabbitMQ with these definitions, and give its MQTT port; ``user`` may connect."""
+    if not installed():
+        pytest.skip("RabbitMQ is not installed")
+    ports = free_ports(3)
+    servers = start_rabbitmq(folder, ports, ("mqtt.allow_anonymous = false", f"load_definitions = {definitions}"))
     try:
-        for name, command in (("epmd", [names, "-port", str(epmd)]), ("rabbitmq", [str(program)])):
-            servers.append(
-                Server(name, command, log=folder / f"{name}.log", cwd=folder, environment=environment, grace_s=2)
-            )
         settings = MqttSettings(
-            host=HOST, port=mqtt, username=user, password=password, protocol="3.1.1", client_id=user
+            host=HOST, port=ports[0], username=user, password=password, protocol="3.1.1", client_id=user
         )
 
         def ready() -> bool:
@@ -65,7 +75,7 @@ def rabbitmq(folder: Path, definitions: Path, user: str, password: str) -> Itera
             return isinstance(probe(settings), Connected)
 
         poll_for(ready, 180, "RabbitMQ", every=0.5)
-        yield mqtt
+        yield ports[0]
     finally:
         for server in reversed(servers):
             server.kill()

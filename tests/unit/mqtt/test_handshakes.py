@@ -163,15 +163,16 @@ def test_a_return_code_is_the_reason_that_paho_gives(protocol: str, code: int) -
 def test_connack_names_the_limits_of_the_broker() -> None:
     body = (
         b"\1\0"
-        + bytes([27])
+        + bytes([34])
         + b"\x21\0\x0a\x27\0\0\x10\0\x24\1\x25\0\x13\0\x3c"
         + b"\x26"
         + text("a")
         + text("b")
         + b"\x28\0"
         + b"\x22\0\1"
+        + b"\x11\0\0\0\x09\x2a\0"
     )
-    assert connack(body, mqtt5=True) == (0, Connected(0, True, 10, 4096, 1, False, 60))
+    assert connack(body, mqtt5=True) == (0, Connected(0, True, 10, 4096, 1, False, 60, 9, 1, False, False))
     assert connack(CONNACK["3.1.1"][2:], mqtt5=False) == (0, Connected(0, False))
 
 
