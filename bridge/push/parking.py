@@ -120,10 +120,15 @@ class Parking:
     def park_arrived(self, device: Device, tracked: TrackedCommand, now_us: int) -> None:
         """Park a command that arrived for a device that is not LIVE."""
         if self._is_full(device):
-            self._settlement.give_up(device, tracked, "overflowed", _FULL)
+            self._overflow(device, tracked)
         else:
             self._park_command(device, tracked, now_us)
             self._replay.want(device)
+
+    def _overflow(self, device: Device, tracked: TrackedCommand) -> None:
+        """Give up a command that is one too many. It is in no queue, so ``passes_overflow`` has the next one wait for it."""
+        self._settlement.give_up(device, tracked, "overflowed", _FULL)
+        device.parked.overflowed_to = max(device.parked.overflowed_to, tracked.position)
 
     def _arrived_again(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         """Its acknowledgement was lost; or the former owner died before it, or the command is pending again (H26)."""
@@ -184,7 +189,7 @@ class Parking:
                 self._replay.put_back(device, tracked)
             elif not tracked.attempts and self._is_full(device, len(first)):
                 if tracked.state is CommandState.QUEUED:
-                    self._settlement.give_up(device, tracked, "overflowed", _FULL)
+                    self._overflow(device, tracked)
             elif tracked.state is CommandState.DEAD:
                 device.given_up.discard(tracked.position)
                 if tracked.maybe_had:

@@ -118,8 +118,6 @@ class Settlement:
         tracked.on(CommandEvent.GIVE_UP)
         tracked.given_up = state, reason
         device.given_up.add(tracked.position)
-        if state == "overflowed":  # it is in no queue, so nothing waits until its end is stored
-            device.parked.overflowed_to = max(device.parked.overflowed_to, tracked.position)
         self._outbox.write(DeadLetter(tracked.position, device.name, reason))
 
     def passes_overflow(self, device: Device, head: TrackedCommand) -> bool:
