@@ -229,9 +229,7 @@ class IngestService:
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         if self.settings.pulsar.provision != "off":
             look = PolicyWatch(admin, self.partitions).look
-            stack.enter_context(
-                watching("policy-watch", _POLICIES_S, look, over=lambda: self.health.ending, patience_s=1.0)
-            )
+            stack.enter_context(watching("policy-watch", _POLICIES_S, look, over=lambda: self.health.ending))
         client = PulsarClient(self.settings.pulsar)
         self._pulsar = _Pulsar(client, admin, topics)
         if self.settings.ingest.presence_interval:
