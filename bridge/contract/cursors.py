@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 from typing import Any, Final, NamedTuple
 
 from bridge.contract import CURSOR_VERSION
@@ -72,12 +73,8 @@ DAYS: Final = 7
 
 _SIZE: Final = 9
 """Bytes of a digest: among 4,096 ids a false match comes once in 10^18 commands, and a record stays small."""
-_TEXT: Final = 12
-"""Characters of it in base64."""
 _MOST: Final = MORE * 4096
 """As many as ``push.limits.remembered_ids`` lets a cursor have."""
-_DEAD: Final = "!"
-"""Before the digest of a command that went to the dead letters; base64 has no such sign."""
 _DAY_US: Final = 86_400_000_000
 
 
@@ -189,14 +186,15 @@ class RememberedIds:
                 del runs[0]
 
     def fields(self, start: int, stop: int) -> dict[str, object]:
-        """Return some of them, counted from the oldest, as fields of a JSON record. ``days`` has, in turn, how many are
-        of one day, and how many days that is after the one before, the first after the epoch.
+        """Return some of them, counted from the oldest, as fields of a JSON record: ``ids`` has the digests side by side
+        in base64, ``dead`` the numbers of those that went to the dead letters. ``days`` has, in turn, how many are of one
+        day, and how many days that is after the one before, the first after the epoch.
         """
         start, stop = max(0, start), min(len(self), stop)
-        text = base64.b64encode(self._digests[start * _SIZE : stop * _SIZE]).decode("ascii")
-        ids = [text[at : at + _TEXT] for at in range(0, len(text), _TEXT)]
+        digests = bytes(self._digests[start * _SIZE : stop * _SIZE])
+        fields: dict[str, object] = {"ids": base64.b64encode(digests).decode("ascii")}
         if self._dead:
-            ids = [_DEAD + one if base64.b64decode(one) in self._dead else one for one in ids]
+            fields["dead"] = [n for n, digest in enumerate(_split(digests)) if digest in self._dead]
         days: list[int] = []
         before = passed = 0
         for count, day in self._runs:
@@ -205,7 +203,9 @@ class RememberedIds:
             if some > 0:
                 days += (some, day - before)
                 before = day
-        return {"ids": ids, "days": days} if before else {"ids": ids}
+        if before:
+            fields["days"] = days
+        return fields
 
     @classmethod
     def of_fields(cls, body: dict[str, Any], least: int) -> RememberedIds:
@@ -213,15 +213,16 @@ class RememberedIds:
         (``bridge.contract.decoding``): it raises what it meets.
         """
         found = cls(least)
-        ids: list[str] = body["ids"]
-        if len(ids) > _MOST:
-            raise ValueError(f"{len(ids)} ids, a device has at most {_MOST}")
-        days = _days(body.get("days", [len(ids), 0]), len(ids))
-        digests = base64.b64decode("".join([one.removeprefix(_DEAD) for one in ids]), validate=True)
-        if len(digests) != len(ids) * _SIZE:
+        digests = base64.b64decode(checked_text(body["ids"]), validate=True)
+        count, rest = divmod(len(digests), _SIZE)
+        if rest:
             raise ValueError("ids of another length")
-        for number, (one, day) in enumerate(zip(ids, days, strict=True)):
-            found._add(digests[number * _SIZE : (number + 1) * _SIZE], not one.startswith(_DEAD), day)
+        if count > _MOST:
+            raise ValueError(f"{count} ids, a device has at most {_MOST}")
+        days = _days(body.get("days", [count, 0]), count)
+        dead = set(checked_wholes(body.get("dead", []), 1))
+        for number, (digest, day) in enumerate(zip(_split(digests), days, strict=True)):
+            found._add(digest, number not in dead, day)
         return found
 
     def encode(self, start: int, stop: int) -> bytes:
@@ -266,7 +267,8 @@ class CursorRecord(NamedTuple):
         if self.resend:
             body["again"] = [number for one in self.resend for number in (*one.position, one.expires_at_ms)]
         if self.unproven:
-            body["lately"] = _differences([(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.unproven])
+            flat = [number for one, at_us in self.unproven for number in (*one.position, one.expires_at_ms, at_us)]
+            body["lately"] = _differences(flat, 5)
         if self.online:
             body["back"] = 1
         if self.maybe_seen_to is not None:
@@ -349,10 +351,9 @@ def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
     return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]
 
 
-def _differences(rows: list[tuple[int, ...]]) -> list[int]:
-    """Return each row less the one before: what is alike in them takes a digit each."""
-    before = [(0,) * len(rows[0]), *rows]
-    return [to - of for one, next_ in zip(before, rows, strict=False) for of, to in zip(one, next_, strict=True)]
+def _differences(flat: list[int], width: int) -> list[int]:
+    """Return each row of ``width`` numbers less the one before: what is alike in them takes a digit each."""
+    return [*flat[:width], *map(sub, flat[width:], flat)]
 
 
 def _summed(rows: list[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
@@ -377,6 +378,10 @@ def _days(runs: list[int], count: int) -> list[int]:
     if len(days) != count:
         raise ValueError(f"days of {len(days)} ids, there are {count}")
     return days
+
+
+def _split(digests: bytes) -> list[bytes]:
+    return [digests[at : at + _SIZE] for at in range(0, len(digests), _SIZE)]
 
 
 def _digest(command_id: str) -> bytes:

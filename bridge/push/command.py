@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from bridge.contract import Receipt
@@ -67,12 +67,6 @@ class TrackedCommand:
     def on(self, event: CommandEvent) -> None:
         """Change the state. Raises IllegalTransitionError."""
         self.state = next_state(self.state, event)
-
-    def drop_payloads(self) -> None:
-        """Release the memory of the payloads, which the receipt contains."""
-        self.command = replace(self.command, payload=b"")
-        if self.answer is not None:
-            self.answer = self.answer._replace(payload=b"")
 
 
 def receipt_of(tracked: TrackedCommand, partition: int, state: str, reason: str) -> Receipt:

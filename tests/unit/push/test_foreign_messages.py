@@ -218,9 +218,9 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
     records = Records(
         (OWNER_KEY, OwnerRecord("them", 4, clean=True).encode()),
         ("d", cursor.encode()),
-        ("d", b'{"v":2,"position":[1e999,0,0],"ids":[]}'),
-        ("lost", b'{"v":2,"position":[0,0,0],"ids":["x"]}'),
-        ("\0ids\0d", b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[1e12,1]}'),
+        ("d", b'{"v":2,"position":[1e999,0,0],"ids":""}'),
+        ("lost", b'{"v":2,"position":[0,0,0],"ids":"x"}'),
+        ("\0ids\0d", b'{"v":2,"ids":"AAAAAAAAAAAA","days":[1e12,1]}'),
         (segment, b'{"v":1,"parked":[99999999999999999999,0,0,0,0]}'),
         (OWNER_KEY, b'{"v":1,"owner":"them","serial":1e999}'),
         ("\0term", b'{"v":9,"term":1}'),
