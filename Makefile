@@ -30,7 +30,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-all test-long lint bench chaos fuzz brokers matrix notebook lock clean
+.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz brokers matrix notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -67,6 +67,9 @@ lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one group
 	@$(BIN)/python -c "import confluent_kafka" 2>/dev/null || $(BIN)/python -m pip install --quiet confluent-kafka || true
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+scale: $(STAMP) ## Measure 100,000 connected and a million known devices, and size a fleet: half an hour; ARGS="--only known", ARGS=--show
+	@$(BIN)/python -m tests.scale $(ARGS)
 
 chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
 	@$(BIN)/python -m tests.chaos $(ARGS)

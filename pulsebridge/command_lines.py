@@ -31,8 +31,10 @@ FIELDS: Final[Mapping[str, type]] = {
     "payload_base64": str,
     "qos": int,
     "retain": bool,
+    "broadcast": bool,
     "expires_in": str,
     "cause": str,
+    "link": str,
 }
 """Fields of a line, named as the columns of the sink, with their types."""
 _KINDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
@@ -109,15 +111,20 @@ class CommandSource:
         common |= {"payload": _payload(fields), "emitted_at_us": now_us}
         if "expires_in" in fields:
             common["expires_at_ms"] = _expiry_ms(fields["expires_in"], now_us // 1000)
-        device, group, topic = (fields.get(name, "") for name in ("device", "group", "mqtt_topic"))
+        device, group, topic, link = (fields.get(name, "") for name in ("device", "group", "mqtt_topic", "link"))
         if bool(device) == bool(group):
             raise _Invalid(Problem("device", f"is {device!r} and group is {group!r}: give one of them"))
+        if group and link:
+            raise _Invalid(Problem("link", f"is {link!r}; only a command for one device may name a link"))
         made: Command | GroupCommand
+        broadcast = fields.get("broadcast", False)
         if group:
-            made = GroupCommand(group=group, mqtt_topic=topic, **common)
+            made = GroupCommand(group=group, mqtt_topic=topic, broadcast=broadcast, **common)
             problem = group_problem(made, self.max_name_bytes)
+        elif broadcast:
+            raise _Invalid(Problem("broadcast", "is true, and only a command to a group is broadcast"))
         else:
-            made = Command(device=device, mqtt_topic=topic.replace(DEVICE_MARK, device), **common)
+            made = Command(device=device, mqtt_topic=topic.replace(DEVICE_MARK, device), link=link, **common)
             problem = command_problem(made, self.max_name_bytes)
         if problem is not None:
             raise _Invalid(problem)

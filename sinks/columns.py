@@ -18,6 +18,8 @@ COMMAND_COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("emitted_at", "timestamp"),
     ("cause", "string"),
     ("group", "string"),
+    ("link", "string"),
+    ("broadcast", "boolean"),
 )
 """Columns of a command row, in order, with Spark SQL types. ``command_id``, ``payload`` and either ``device`` with
 ``mqtt_topic`` or ``group`` are required; the others may be absent or null (``qos`` 1, ``retain`` false, no expiry)."""

@@ -20,6 +20,7 @@ _PULSAR: Final[Mapping[str, str]] = {
     "tenant": "Tenant of the system namespace; default public.",
     "system.namespace": "Namespace of commands and dead letters; default pulsebridge-system.",
     "partitions": "Partitions of a topic that is created; default 4.",
+    "command.generation": "Which commands topic is in force, pulsar.command_generation of the other tiers; default 0.",
     "provision": "Whether missing topics and namespaces are created, true (default) or false.",
     "badRows": "deadletter (default): a row that cannot be written goes to the dead letters with row, field and reason, and the other rows are written; fail: it fails the task.",
     "sendTimeoutMs": "How long a task waits without any receipt from Pulsar before it fails, in ms (default 60000).",

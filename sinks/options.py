@@ -88,6 +88,7 @@ def sink_options(pulsar: PulsarSettings, max_name_bytes: int = DEFAULT_MAX_NAME_
         "namespace": pulsar.namespace,
         "system.namespace": pulsar.system_namespace,
         "partitions": str(pulsar.command_partitions),
+        "command.generation": str(pulsar.command_generation),
         "maxNameBytes": str(max_name_bytes),
     }
 
@@ -101,7 +102,10 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
     topic = reader.text("topic") or COMMANDS_TOPIC
     try:
         # Pulsar would confirm a command on another topic, but push would not deliver it.
-        if full_name(topic).rpartition("/")[2] != COMMANDS_TOPIC:
+        if target is not None and full_name(topic).rpartition("/")[2] not in (
+            COMMANDS_TOPIC,
+            target.pulsar.system_topic(COMMANDS_TOPIC).rpartition("/")[2],
+        ):
             reader.problems.append(
                 f"topic={topic!r}: push reads only the topic {COMMANDS_TOPIC}; leave topic out and set its namespace "
                 'with tenant and system.namespace, or write with format("pulsebridge") for another program'
@@ -204,6 +208,9 @@ def _target(reader: OptionReader, *, batching: bool = True, chunking: bool = Fal
     partitions = reader.integer("partitions", least=1)
     if partitions is not None:
         more["command_partitions"] = partitions
+    generation = reader.integer("command.generation", least=0)
+    if generation is not None:
+        more["command_generation"] = generation
     timeout_ms = reader.integer("sendTimeoutMs", least=1) or 60_000
     fail = _fail(reader)
     pulsar = pulsar_settings(reader, **more)

@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bridge.contract import (
+    C_BROADCAST,
     C_CAUSE,
     C_DEVICE,
     C_EMITTED,
     C_EXPIRES,
     C_GROUP,
     C_ID,
+    C_LINK,
     C_QOS,
     C_RETAIN,
     C_TOPIC,
@@ -35,7 +37,13 @@ ALERT: Final = "alert"
 
 REQUIRED_COLUMNS: Final = ("command_id", "payload")
 """Columns that every row needs, besides ``device`` with ``mqtt_topic``, or ``group``."""
-_TEXTS: Final = ((C_DEVICE, "device"), (C_GROUP, "group"), (C_TOPIC, "mqtt_topic"), (C_CAUSE, "cause"))
+_TEXTS: Final = (
+    (C_DEVICE, "device"),
+    (C_GROUP, "group"),
+    (C_TOPIC, "mqtt_topic"),
+    (C_CAUSE, "cause"),
+    (C_LINK, "link"),
+)
 
 
 def check_schema(columns: Iterable[tuple[str, str]]) -> None:
@@ -157,13 +165,18 @@ def _command(row: dict[str, Any]) -> Command | Problem:
         if row.get(name) is None:
             why = "is null, and so is group" if name == "device" and "group" in row else "is null"
             return Problem(name, why)
-    return Command(device=row["device"], mqtt_topic=row["mqtt_topic"], **_common(row))
+    if row.get("broadcast"):
+        return Problem("broadcast", "is true, and only a command to a group is broadcast")
+    return Command(device=row["device"], mqtt_topic=row["mqtt_topic"], link=row.get("link") or "", **_common(row))
 
 
 def _group_command(row: dict[str, Any]) -> GroupCommand | Problem:
     if row.get("device") is not None:
         return Problem("group", f"is {row['group']!r} and device {row['device']!r}; set only one of them")
-    return GroupCommand(group=row["group"], mqtt_topic=row.get("mqtt_topic") or "", **_common(row))
+    if row.get("link") is not None:
+        return Problem("link", f"is {row['link']!r}; only a command for one device may name a link")
+    topic, broadcast = row.get("mqtt_topic") or "", bool(row.get("broadcast"))
+    return GroupCommand(group=row["group"], mqtt_topic=topic, broadcast=broadcast, **_common(row))
 
 
 def _common(row: dict[str, Any]) -> dict[str, Any]:
@@ -189,6 +202,7 @@ def _bad(number: int, row: dict[str, Any], problem: Problem) -> BadRow:
     numbers = (
         (C_QOS, row.get("qos")),
         (C_RETAIN, row.get("retain")),
+        (C_BROADCAST, row.get("broadcast")),
         (C_EXPIRES, _ms(row.get("expires_at"))),
         (C_EMITTED, row.get("emitted_at")),
     )

@@ -33,6 +33,7 @@ _LAST: Final = 100
 _FIRST: Final = {
     "tests/e2e": 0,
     "tests/chaos": 1,
+    "tests/integration/cluster": 2,
     "tests/integration/security": 2,
     "tests/integration/packaging": 3,
     "tests/integration/streaming": 3,
@@ -133,13 +134,6 @@ def broker(request: pytest.FixtureRequest, stack: LocalStack) -> LocalStack:
 def private_stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
     """Pulsar and Artemis for one test alone, which may kill and restart them."""
     with new_stack() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def cluster_stack(_nothing_left_behind: None) -> Iterator[LocalStack]:
-    """A Pulsar cluster with Artemis: three brokers, three bookies, ZooKeeper, a proxy. A test restarts what it kills."""
-    with new_stack(cluster=True) as running:
         yield running
 
 

@@ -81,6 +81,9 @@ GROUP_MEMBERS_TOPIC: Final = "group-members"  # the members of groups, by Spark;
 GROUP_ROSTER_TOPIC: Final = "group-roster"  # the state of their expander; see ``bridge.push.groups.roster``
 RESUME_TOPIC: Final = "device-resume"  # resume requests, keyed and partitioned as the commands (H27)
 
+GENERATION_TOPICS: Final = frozenset({COMMANDS_TOPIC, CURSORS_TOPIC, PARKED_TOPIC, PRESENCE_TOPIC, RESUME_TOPIC})
+"""They have as many partitions as the commands. Another number is another generation of them, under other names (H28)."""
+
 TENANT: Final = "public"
 NAMESPACE: Final = "pulsebridge"
 """The default tenant and namespace of the readings topics; ``pulsar.tenant`` and ``pulsar.namespace`` set others."""
@@ -176,11 +179,16 @@ C_LINK: Final = "command.link"
 """Name of a link: at its MQTT broker the device gets the command if push does not know where the device is."""
 C_RESEND_OF: Final = "command.resend_of"
 """On a resent copy of a failed command: the first id of the command. The copy has the id ``ID~2``, ``ID~3``, …"""
+C_MOVED_FROM: Final = "command.moved_from"
+"""On a copy that `pulsebridge commands move` wrote: the former position, as ``CommandPosition.encode``."""
 
 C_GROUP: Final = "command.group"  # on a group command (also its key); on its index entries, as the three that follow
 C_GROUP_ID: Final = "command.group_command_id"  # the ``C_ID`` of the group command
 C_REF: Final = "command.ref"  # position of the group command, which has the payload: ``ledger:entry:index``
 C_SIZE: Final = "command.size"  # length of that payload in bytes
+C_BROADCAST: Final = "command.broadcast"  # ``1`` on a group command that is broadcast, and on its index entries
+C_AFTER: Final = "command.after"
+"""On a broadcast itself: position of the group's previous command, ``ledger:entry:index``; -1 each without one."""
 
 ANSWER_FAILED_PROPERTY: Final = "failed"
 """User property of a device's answer; with ``1`` the device has failed to execute the command, and push resends it."""
@@ -190,14 +198,24 @@ COMMAND_ID_PROPERTY: Final = "command-id"
 COMMAND_POSITION_PROPERTY: Final = "position"
 COMMAND_REPEAT_PROPERTY: Final = "repeat"
 """``1`` on a command that may have reached the device before (H26)."""
+# On a command to a group, and on a broadcast instead of ``COMMAND_POSITION_PROPERTY``.
+GROUP_PROPERTY: Final = "group"
+GROUP_POSITION_PROPERTY: Final = "group-position"
+AFTER_PROPERTY: Final = "after"
+"""On a broadcast: the position of the group's previous command, or ``none``; a device without it ignores the broadcast."""
+
+# Levels of topics instead, for devices that cannot read properties.
+ANSWER_FAILED_LEVEL: Final = "failed"
+COMMAND_REPEAT_LEVEL: Final = "repeat"
 
 # --- a receipt (Pulsar message on RECEIPTS_TOPIC; payload: JSON of these fields; key: device) -------------------
 
 DELIVERIES: Final = "delivered", "answered"
 FAILURES: Final = "expired", "rejected", "overflowed"
 """Receipt states after which ``commands resend`` writes the command again."""
-REMARKS: Final = ("duplicate",)
-"""Receipt states about a second message of a command; they do not end it."""
+BROADCAST_STATE: Final = "broadcast"
+REMARKS: Final = "duplicate", BROADCAST_STATE
+"""Receipt states about a second message of a command, and about the one publish of a broadcast; they do not end it."""
 RECEIPT_STATES: Final = (*DELIVERIES, *FAILURES, *REMARKS, "expanded")
 """README.md has their meaning, CONTRIBUTING.md the steps to add one. A reader takes an unknown state as text."""
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.contract import (
+    C_AFTER,
+    C_BROADCAST,
     C_CAUSE,
     C_DEVICE,
     C_EMITTED,
@@ -43,9 +45,11 @@ __all__ = [
     "CommandPosition",
     "GroupRef",
     "Problem",
+    "broadcaster",
     "command_problem",
     "decode_command",
     "encode_command",
+    "is_broadcaster",
     "mqtt_name_problem",
     "publish_topic_problem",
     "read_command",
@@ -139,6 +143,25 @@ class GroupRef:
     """The id of the group command."""
     position: CommandPosition
     size: int
+    broadcast: bool = False
+    """Whether the members get the command by one publish on the group's topic."""
+    after: CommandPosition | None = None
+    """Of that publish itself: the position of the group's previous command, BEFORE_ALL without one. None for an entry.
+    """
+
+
+_BROADCASTER: Final = "\1"
+"""No device has such a name, because ``text_problem`` refuses it."""
+
+
+def broadcaster(group: str, link: str) -> str:
+    """Return the name under which a group gets its broadcasts at a broker, in place of a device's."""
+    return f"{_BROADCASTER}{link}{_BROADCASTER}{group}"
+
+
+def is_broadcaster(name: str) -> bool:
+    """Return whether a name is one of ``broadcaster``."""
+    return name.startswith(_BROADCASTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +188,16 @@ class Command:
         """Length of the payload in bytes, also if the group command has it."""
         return self.ref.size if self.ref is not None else len(self.payload)
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether it is the one publish for all members of a group."""
+        return self.ref is not None and self.ref.after is not None
+
+    @property
+    def was_broadcast(self) -> bool:
+        """Whether its device may have had it as a broadcast."""
+        return self.ref is not None and self.ref.broadcast and self.ref.after is None
+
     def expired(self, now_us: int) -> bool:
         """Return whether the command must not be pushed any more at ``now_us``."""
         return self.expires_at_ms > 0 and now_us >= self.expires_at_ms * 1000
@@ -180,7 +213,9 @@ def command_problem(command: Command, max_name_bytes: int = MAX_NAME_BYTES) -> P
     if not command.device:
         return Problem("device", "is empty; it is the key that keeps a device's order")
     # The device is the key of a cursor. Push has other records in that topic, under keys that begin with U+0000.
-    names = [("command_id", command.command_id), ("device", command.device)]
+    names = [("command_id", command.command_id)]
+    if not (command.is_broadcast and is_broadcaster(command.device)):
+        names.append(("device", command.device))
     if command.resend_of:
         names.append(("resend_of", command.resend_of))
     if command.link:
@@ -270,6 +305,10 @@ def _properties(command: Command) -> dict[str, str]:
             C_REF: ":".join(map(str, command.ref.position)),
             C_SIZE: str(command.ref.size),
         }
+        if command.ref.broadcast:
+            properties[C_BROADCAST] = "1"
+        if command.ref.after is not None:
+            properties[C_AFTER] = ":".join(map(str, command.ref.after))
     return properties
 
 
@@ -326,15 +365,25 @@ def read_command(properties: Mapping[str, str], payload: bytes) -> Command:
 
 
 def _ref(properties: Mapping[str, str]) -> GroupRef:
-    text = properties[C_REF]
+    return GroupRef(
+        properties[C_GROUP],
+        properties[C_GROUP_ID],
+        _position(properties, C_REF),
+        _number(properties, C_SIZE, 0),
+        properties.get(C_BROADCAST) == "1",
+        _position(properties, C_AFTER, -1) if C_AFTER in properties else None,
+    )
+
+
+def _position(properties: Mapping[str, str], name: str, least: int = 0) -> CommandPosition:
+    text = properties[name]
     try:
         ledger, entry, index = (int(part) for part in text.split(":", 3))
-        if not (0 <= ledger < 2**63 and 0 <= entry < 2**63 and -1 <= index < 2**31):
+        if not (least <= ledger < 2**63 and least <= entry < 2**63 and -1 <= index < 2**31):
             raise ValueError("not a position in Pulsar")
     except ValueError as e:
-        raise ContractError(f"property {C_REF} of a command is {text[:80]!r}, wanted ledger:entry:index") from e
-    position = CommandPosition(ledger, entry, index)
-    return GroupRef(properties[C_GROUP], properties[C_GROUP_ID], position, _number(properties, C_SIZE, 0))
+        raise ContractError(f"property {name} of a command is {text[:80]!r}, wanted ledger:entry:index") from e
+    return CommandPosition(ledger, entry, index)
 
 
 def _number(properties: Mapping[str, str], name: str, default: int) -> int:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
 from typing import Any, Final, NamedTuple
 
 from bridge.contract import CURSOR_VERSION
@@ -30,6 +32,7 @@ from bridge.contract.decoding import (
     decodes,
     json_record,
 )
+from bridge.contract.former_positions import FormerPartition
 from bridge.contract.segments import ParkedId
 from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.errors import ContractError
@@ -42,10 +45,14 @@ __all__ = [
     "TERM_KEY",
     "CursorRecord",
     "OwnerRecord",
+    "PlainCursor",
     "RememberedIds",
+    "Term",
     "Unproven",
     "ids_device",
     "ids_key",
+    "is_plain_ids",
+    "plain_cursor",
     "read_term",
     "term_record",
 ]
@@ -72,13 +79,44 @@ DAYS: Final = 7
 
 _SIZE: Final = 9
 """Bytes of a digest: among 4,096 ids a false match comes once in 10^18 commands, and a record stays small."""
-_TEXT: Final = 12
-"""Characters of it in base64."""
 _MOST: Final = MORE * 4096
 """As many as ``push.limits.remembered_ids`` lets a cursor have."""
-_DEAD: Final = "!"
-"""Before the digest of a command that went to the dead letters; base64 has no such sign."""
 _DAY_US: Final = 86_400_000_000
+
+
+_VERSION: Final = str(CURSOR_VERSION).encode()
+_NUMBERS: Final = rb"\[(?:-?\d{1,18}(?:,-?\d{1,18})*)?\]"
+_IDS: Final = rb'"ids":"(?:[A-Za-z0-9+/]{12})*"(?:,"dead":' + _NUMBERS + rb')?(?:,"days":' + _NUMBERS + rb")?"
+_PLAIN: Final = re.compile(
+    rb'\{"v":' + _VERSION + rb',"position":\[(-?\d{1,18}),(-?\d{1,18}),(-?\d{1,9})\],' + _IDS
+    + rb'(,"lately":' + _NUMBERS + rb')?(?:,"back":1)?(?:,"at":(\d{1,15}))?'
+    + rb'(?:,"link":"[ !#-\[\]-~]*"(?:,"link_at":\d{1,17})?)?\}'
+)  # fmt: skip
+_PLAIN_IDS: Final = re.compile(rb'\{"v":' + _VERSION + b"," + _IDS + rb"\}")
+
+
+class PlainCursor(NamedTuple):
+    """What is read of a cursor that is decoded later."""
+
+    position: tuple[int, int, int]
+    confirmed_ms: int
+    """When the broker confirmed the last command that it alone confirmed, in ms since the epoch; 0 without one."""
+
+
+def plain_cursor(payload: bytes) -> PlainCursor | None:
+    """Return what a cursor has if it is as push writes most of them: nothing is sent again, and nothing is uncertain. None
+    for any other record.
+    """
+    found = _PLAIN.fullmatch(payload)
+    if found is None:
+        return None
+    ledger, entry, index, lately, at_ms = found.groups()
+    return PlainCursor((int(ledger), int(entry), int(index)), int(at_ms or LAST_US // 1000) if lately else 0)
+
+
+def is_plain_ids(payload: bytes) -> bool:
+    """Return whether a record is as push writes ids apart from a cursor, which can be decoded later."""
+    return _PLAIN_IDS.fullmatch(payload) is not None
 
 
 class Unproven(NamedTuple):
@@ -189,14 +227,15 @@ class RememberedIds:
                 del runs[0]
 
     def fields(self, start: int, stop: int) -> dict[str, object]:
-        """Return some of them, counted from the oldest, as fields of a JSON record. ``days`` has, in turn, how many are
-        of one day, and how many days that is after the one before, the first after the epoch.
+        """Return some of them, counted from the oldest, as fields of a JSON record: ``ids`` has the digests side by side
+        in base64, ``dead`` the numbers of those that went to the dead letters. ``days`` has, in turn, how many are of one
+        day, and how many days that is after the one before, the first after the epoch.
         """
         start, stop = max(0, start), min(len(self), stop)
-        text = base64.b64encode(self._digests[start * _SIZE : stop * _SIZE]).decode("ascii")
-        ids = [text[at : at + _TEXT] for at in range(0, len(text), _TEXT)]
+        digests = bytes(self._digests[start * _SIZE : stop * _SIZE])
+        fields: dict[str, object] = {"ids": base64.b64encode(digests).decode("ascii")}
         if self._dead:
-            ids = [_DEAD + one if base64.b64decode(one) in self._dead else one for one in ids]
+            fields["dead"] = [n for n, digest in enumerate(_split(digests)) if digest in self._dead]
         days: list[int] = []
         before = passed = 0
         for count, day in self._runs:
@@ -205,7 +244,9 @@ class RememberedIds:
             if some > 0:
                 days += (some, day - before)
                 before = day
-        return {"ids": ids, "days": days} if before else {"ids": ids}
+        if before:
+            fields["days"] = days
+        return fields
 
     @classmethod
     def of_fields(cls, body: dict[str, Any], least: int) -> RememberedIds:
@@ -213,15 +254,16 @@ class RememberedIds:
         (``bridge.contract.decoding``): it raises what it meets.
         """
         found = cls(least)
-        ids: list[str] = body["ids"]
-        if len(ids) > _MOST:
-            raise ValueError(f"{len(ids)} ids, a device has at most {_MOST}")
-        days = _days(body.get("days", [len(ids), 0]), len(ids))
-        digests = base64.b64decode("".join([one.removeprefix(_DEAD) for one in ids]), validate=True)
-        if len(digests) != len(ids) * _SIZE:
+        digests = base64.b64decode(checked_text(body["ids"]), validate=True)
+        count, rest = divmod(len(digests), _SIZE)
+        if rest:
             raise ValueError("ids of another length")
-        for number, (one, day) in enumerate(zip(ids, days, strict=True)):
-            found._add(digests[number * _SIZE : (number + 1) * _SIZE], not one.startswith(_DEAD), day)
+        if count > _MOST:
+            raise ValueError(f"{count} ids, a device has at most {_MOST}")
+        days = _days(body.get("days", [count, 0]), count)
+        dead = set(checked_wholes(body.get("dead", []), 1))
+        for number, (digest, day) in enumerate(zip(_split(digests), days, strict=True)):
+            found._add(digest, number not in dead, day)
         return found
 
     def encode(self, start: int, stop: int) -> bytes:
@@ -270,7 +312,8 @@ class CursorRecord(NamedTuple):
         if self.resend:
             body["again"] = [number for one in self.resend for number in (*one.position, one.expires_at_ms)]
         if self.unproven:
-            body["lately"] = _differences([(*s.one.position, s.one.expires_at_ms, s.at_us) for s in self.unproven])
+            flat = [number for one, at_us in self.unproven for number in (*one.position, one.expires_at_ms, at_us)]
+            body["lately"] = _differences(flat, 5)
         if self.online:
             body["back"] = 1
         if self.maybe_seen_to is not None:
@@ -331,18 +374,31 @@ class OwnerRecord:
         return cls(owner, serial, body.get("clean") is True, body.get("idle") is True)
 
 
-def term_record(secret: bytes) -> bytes:
-    """Return the payload under ``TERM_KEY``; ``secret`` is the partition's, which owners take over."""
-    return _dumped({"v": _TERM_VERSION, "term": 1, "secret": secret.hex()})
+class Term(NamedTuple):
+    """What owners take over from each other."""
+
+    secret: bytes
+    """The partition's, which proves the tags of its positions; empty before the first term."""
+    former: tuple[FormerPartition, ...] = ()
+    """The partitions from which the commands were moved, none if they were not."""
+
+
+def term_record(term: Term) -> bytes:
+    """Return the payload under ``TERM_KEY``."""
+    body: dict[str, object] = {"v": _TERM_VERSION, "term": 1, "secret": term.secret.hex()}
+    if term.former:
+        body["former"] = FormerPartition.fields(term.former)
+    return _dumped(body)
 
 
 @decodes("the beginning of a term and its secret")
-def read_term(payload: bytes) -> bytes:
-    """Return the secret under ``TERM_KEY``. Raises ContractError for a payload of another version."""
-    secret = bytes.fromhex(checked_text(_body(payload, _TERM_VERSION)["secret"]))
+def read_term(payload: bytes) -> Term:
+    """Read what ``term_record`` has returned. Raises ContractError for a payload of another version."""
+    body = _body(payload, _TERM_VERSION)
+    secret = bytes.fromhex(checked_text(body["secret"]))
     if len(secret) != SECRET_BYTES:
         raise ContractError(f"the secret of a term has {len(secret)} bytes, not {SECRET_BYTES}")
-    return secret
+    return Term(secret, tuple(map(FormerPartition.of_fields, body.get("former", []))))
 
 
 def _position(body: dict[str, Any], name: str) -> CommandPosition | None:
@@ -359,10 +415,9 @@ def _tuples(flat: object, width: int) -> list[tuple[int, ...]]:
     return [tuple(numbers[at : at + width]) for at in range(0, len(numbers), width)]
 
 
-def _differences(rows: list[tuple[int, ...]]) -> list[int]:
-    """Return each row less the one before: what is alike in them takes a digit each."""
-    before = [(0,) * len(rows[0]), *rows]
-    return [to - of for one, next_ in zip(before, rows, strict=False) for of, to in zip(one, next_, strict=True)]
+def _differences(flat: list[int], width: int) -> list[int]:
+    """Return each row of ``width`` numbers less the one before: what is alike in them takes a digit each."""
+    return [*flat[:width], *map(sub, flat[width:], flat)]
 
 
 def _summed(rows: list[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
@@ -387,6 +442,10 @@ def _days(runs: list[int], count: int) -> list[int]:
     if len(days) != count:
         raise ValueError(f"days of {len(days)} ids, there are {count}")
     return days
+
+
+def _split(digests: bytes) -> list[bytes]:
+    return [digests[at : at + _SIZE] for at in range(0, len(digests), _SIZE)]
 
 
 def _digest(command_id: str) -> bytes:

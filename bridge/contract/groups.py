@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from bridge.contract import (
+    C_BROADCAST,
     C_DEVICE,
     C_GROUP,
     C_TOPIC,
@@ -30,6 +31,7 @@ from bridge.contract.commands import (
     CommandPosition,
     GroupRef,
     Problem,
+    broadcaster,
     command_problem,
     encode_command,
     mqtt_name_problem,
@@ -42,9 +44,11 @@ from bridge.errors import ContractError
 
 __all__ = [
     "DEVICE_MARK",
+    "GROUP_MARK",
     "MEMBER",
     "CommandMessage",
     "GroupCommand",
+    "broadcast_of",
     "command_message",
     "decode_group_command",
     "encode_group_command",
@@ -59,6 +63,7 @@ __all__ = [
 GROUP_MEMBER_VERSION: Final = 1
 
 DEVICE_MARK: Final = "{device}"
+GROUP_MARK: Final = "{group}"
 MEMBER: Final = json.dumps({"v": GROUP_MEMBER_VERSION}, separators=(",", ":")).encode()
 """Payload of a membership."""
 
@@ -84,15 +89,19 @@ class GroupCommand:
     expires_at_ms: int = 0
     emitted_at_us: int = 0
     cause: str = ""
+    broadcast: bool = False
+    """Whether the members get it by one publish; needs ``push.confirm: device``."""
 
 
-def template_problem(template: str) -> str | None:
-    """Return why a template is not a valid MQTT topic for each device, None if it is."""
-    if DEVICE_MARK not in template:
-        return f"is {template!r}, and the topic of a group command must contain {DEVICE_MARK}"
-    rest = template.replace(DEVICE_MARK, "d")
+def template_problem(template: str, mark: str = DEVICE_MARK) -> str | None:
+    """Return why a template is not a valid MQTT topic for each device, or for each name that replaces ``mark``, None if it
+    is.
+    """
+    if mark not in template:
+        return f"is {template!r}, and the topic of a group command must contain {mark}"
+    rest = template.replace(mark, "d")
     if "{" in rest or "}" in rest:
-        return f"is {template!r}, and braces are allowed in {DEVICE_MARK} only"
+        return f"is {template!r}, and braces are allowed in {mark} only"
     return publish_topic_problem(rest)
 
 
@@ -128,6 +137,8 @@ def encode_group_command(command: GroupCommand) -> dict[str, str]:
     del properties[C_DEVICE]
     if not command.mqtt_topic:
         del properties[C_TOPIC]
+    if command.broadcast:
+        properties[C_BROADCAST] = "1"
     return properties
 
 
@@ -145,6 +156,7 @@ def decode_group_command(
     plain = {C_TOPIC: _ANY, **properties, C_VERSION: COMMAND_VERSION, C_DEVICE: properties[C_GROUP] or _ANY}
     found = read_command(plain, payload)
     values = {name: getattr(found, name) for name in _COMMON}
+    values["broadcast"] = properties.get(C_BROADCAST) == "1"
     command = GroupCommand(group=properties[C_GROUP], mqtt_topic=properties.get(C_TOPIC, ""), **values)
     problem = group_problem(command, max_name_bytes)
     if problem is not None:
@@ -186,7 +198,26 @@ def entry_of(command: GroupCommand, device: str, position: CommandPosition, size
         command_id=entry_id(command.command_id, device),
         device=device,
         mqtt_topic=(command.mqtt_topic or template).replace(DEVICE_MARK, device),
-        ref=GroupRef(command.group, command.command_id, position, size),
+        ref=GroupRef(command.group, command.command_id, position, size, command.broadcast),
+    )
+
+
+def broadcast_of(
+    command: GroupCommand, link: str, position: CommandPosition, after: CommandPosition, size: int, template: str
+) -> Command:
+    """Return the command to all members at the MQTT broker ``link``, in place of a device's. It may be invalid.
+
+    ``after`` is the position of the group's previous command, BEFORE_ALL without one; ``template`` gives the topic. The
+    broker does not retain it: who subscribes later gets the index entry.
+    """
+    name = broadcaster(command.group, link)
+    return replace(
+        _as_command(replace(command, payload=b"", retain=False)),
+        command_id=entry_id(command.command_id, name),
+        device=name,
+        mqtt_topic=template.replace(GROUP_MARK, command.group),
+        link=link,
+        ref=GroupRef(command.group, command.command_id, position, size, broadcast=True, after=after),
     )
 
 

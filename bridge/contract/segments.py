@@ -100,13 +100,15 @@ def read_segment(payload: bytes) -> Segment:
     body = json_record(payload, "segment of parked commands", (SEGMENT_VERSION,))
     flat = checked_wholes(body["parked"], ID_WIDTH)
     count = len(flat) // ID_WIDTH
-    copies = checked_wholes(body.get("places") or [*NO_COPY * count], COPY_WIDTH)
-    if len(copies) != count * COPY_WIDTH:
-        raise ValueError(f"{count} ids, and {len(copies)} numbers of their copies")
+    places = checked_wholes(body["places"], COPY_WIDTH) if body.get("places") else None
+    if places is not None and len(places) != count * COPY_WIDTH:
+        raise ValueError(f"{count} ids, and {len(places)} numbers of their copies")
     since_us = checked_whole(body.get("since_us", 0), 0, LAST_US)
     ids = []
     for at in range(count):
-        numbers, copy = flat[at * ID_WIDTH : (at + 1) * ID_WIDTH], copies[at * COPY_WIDTH : (at + 1) * COPY_WIDTH]
+        numbers, copy = flat[at * ID_WIDTH : (at + 1) * ID_WIDTH], NO_COPY
+        if places is not None:
+            copy = checked_position(places[at * COPY_WIDTH : (at + 1) * COPY_WIDTH])
         checked_position(numbers[:COPY_WIDTH])
-        ids.append(ParkedId.of(numbers, checked_position(copy)))
+        ids.append(ParkedId.of(numbers, copy))
     return Segment(ids, since_us)

@@ -17,13 +17,14 @@ import hmac
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.former_positions import FormerPartition
 from bridge.errors import ContractError
 
 __all__ = [
-    "GENERATION",
     "MAX_REQUEST_BYTES",
     "SECRET_BYTES",
     "PositionTags",
@@ -34,8 +35,6 @@ __all__ = [
     "refusal",
 ]
 
-GENERATION: Final = 0
-"""The generation of the commands topic, with which each position begins."""
 SECRET_BYTES: Final = 32
 MAX_REQUEST_BYTES: Final = 1024
 _EARLIEST: Final = "earliest"
@@ -73,23 +72,49 @@ def read_position(text: str) -> TaggedPosition:
 
 
 class PositionTags:
-    """Makes and verifies the tags of one partition."""
+    """Makes and verifies the tags of one partition, in one generation of the commands."""
 
-    def __init__(self, secret: bytes, partition: int) -> None:
+    def __init__(
+        self, secret: bytes, partition: int, generation: int = 0, former: Sequence[FormerPartition] = ()
+    ) -> None:
         self._key = hmac.new(secret, digestmod=hashlib.sha256)
         self._partition = partition
+        self._former = former
+        self.generation = generation
 
     def tagged(self, position: CommandPosition, device: str) -> str:
         """Return the opaque position that ``device`` gets with the command at ``position``."""
-        return f"{position.encode(self._partition, GENERATION)}.{self._tag(position, device)}"
+        return f"{position.encode(self._partition, self.generation)}.{self._tag(position, device)}"
 
     def proves(self, tag: str, position: CommandPosition, device: str) -> bool:
         """Return whether the sender of ``tag`` received the command at ``position`` as ``device``."""
         return hmac.compare_digest(tag.encode(), self._tag(position, device).encode())
 
+    def resumes_after(self, found: TaggedPosition, device: str) -> CommandPosition:
+        """Return the position in this partition of what ``device`` received at ``found``, here or in a former partition.
+
+        Raises ContractError if the tag does not prove it.
+        """
+        where = found.generation, found.partition
+        if where == (self.generation, self._partition) and self.proves(found.tag, found.position, device):
+            return found.position
+        former = [one for one in self._former if where == (one.generation, one.partition)]
+        for one in former:
+            if PositionTags(one.secret, one.partition, one.generation).proves(found.tag, found.position, device):
+                return one.here(found.position)
+        if not former and found.generation != self.generation:
+            raise ContractError(
+                f"this position is of generation {found.generation} of the commands, they are at {self.generation}"
+            )
+        if not former and found.partition != self._partition:
+            raise ContractError(
+                f"this position is of partition {found.partition}, the device's commands are in partition {self._partition}"
+            )
+        raise ContractError("this position did not come with a command to this device")
+
     def _tag(self, position: CommandPosition, device: str) -> str:
         key = self._key.copy()
-        key.update(f"{position.encode(self._partition, GENERATION)}\0{device}".encode(errors="surrogatepass"))
+        key.update(f"{position.encode(self._partition, self.generation)}\0{device}".encode(errors="surrogatepass"))
         return base64.urlsafe_b64encode(key.digest()[:_TAG_BYTES]).decode("ascii")
 
 
@@ -101,9 +126,7 @@ def refusal(why: str, text: str) -> bytes:
     return json.dumps({"error": why, "from": text}).encode()
 
 
-def read_from(
-    payload: bytes, device: str, partition: int, tags: PositionTags, *, earliest: bool
-) -> tuple[str, CommandPosition]:
+def read_from(payload: bytes, device: str, tags: PositionTags, *, earliest: bool) -> tuple[str, CommandPosition]:
     """Return text and position of a request; ``earliest``: it may ask for all. Raises ContractError with the reason."""
     if len(payload) > MAX_REQUEST_BYTES:
         raise ContractError(f"a request has at most {MAX_REQUEST_BYTES} bytes")
@@ -112,18 +135,7 @@ def read_from(
         if not earliest:
             raise ContractError("earliest is not allowed here: see push.resume.allow_earliest")
         return text, BEFORE_ALL
-    found = read_position(text)
-    if found.generation != GENERATION:
-        raise ContractError(
-            f"this position is of generation {found.generation} of the commands, they are at {GENERATION}"
-        )
-    if found.partition != partition:
-        raise ContractError(
-            f"this position is of partition {found.partition}, the device's commands are in partition {partition}"
-        )
-    if not tags.proves(found.tag, found.position, device):
-        raise ContractError("this position did not come with a command to this device")
-    return text, found.position
+    return text, tags.resumes_after(read_position(text), device)
 
 
 def _text_of(payload: bytes) -> str:

@@ -39,7 +39,8 @@ producer refuses a message for good. No other topic accepts a refused dead lette
 _KEPT_BYTES = 1024
 _NAMED = 20
 """Most cut properties that ``P_DEAD_CUT`` names."""
-_NAMED_CHARACTERS = 256
+_NAMED_BYTES = 800
+"""Longest name, as JSON, which escapes a character with up to 12 bytes, that it names."""
 _ENCODED = (P_USER, P_CORRELATION)
 DEAD_PROPERTIES = (P_DEAD_REASON, P_DEAD_TOPIC, P_DEAD_AT, P_DEAD_LENGTH, P_DEAD_SHA256, P_DEAD_KEY)
 """What a dead letter adds to the properties of its message, besides ``P_DEAD_CUT``."""
@@ -103,7 +104,7 @@ def _bounded(properties: dict[str, str], most: int) -> dict[str, str]:
 
     def shorten(name: str, kept: str | None) -> int:
         whole = properties.pop(name).encode()
-        if len(cut) < _NAMED and len(name) <= _NAMED_CHARACTERS:
+        if len(cut) < _NAMED and len(json.dumps(name)) <= _NAMED_BYTES:
             cut.setdefault(name, [len(whole), hashlib.sha256(whole).hexdigest()])
         if kept is None:
             return len(name.encode()) + len(whole)

@@ -1,4 +1,4 @@
-"""Messages over HTTP: ``POST /topics/{mqtt topic}?qos=1``, answered when Pulsar has stored them.
+"""Messages over HTTP, answered when Pulsar has stored them, and commands, which devices fetch by long poll.
 
 It needs the extra ``http``. The modules ``access`` and ``requests`` are pure.
 """

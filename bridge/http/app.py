@@ -15,40 +15,35 @@ status  meaning
         in time: then it may still be stored, and a retry may store it twice
 ======  ======================================================================================================
 
-``begin`` checks the head before a byte of the body is read, ``take`` the message.
+``begin`` checks the head before a byte of the body is read, ``take`` the message. Requests for commands: ``commands``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from bridge.http.access import Filters, Tokens, allows, host_problem, page_problem
-from bridge.http.requests import PREFIX, InvalidRequestError, message_of
+from bridge.http.answers import Answer, Request, busy
+from bridge.http.requests import DEVICES_PREFIX, PREFIX, InvalidRequestError, message_of
 from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError
 from bridge.killpoints import reach
 from bridge.mqtt.types import Message
 from bridge.routing.templates import Filter
 from bridge.settings import Settings
 
-__all__ = ["Answer", "Head", "HttpApp", "busy"]
+if TYPE_CHECKING:
+    from bridge.http.commands import CommandRequests
+
+__all__ = ["Head", "HttpApp"]
 
 log = structlog.get_logger("http")
 
 _TOKENS_KEPT_S: Final = 1.0
-
-
-class Answer(NamedTuple):
-    """A status, the members of the JSON body, and additional headers."""
-
-    status: int
-    body: Mapping[str, str]
-    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +64,14 @@ class Head:
 
 
 class HttpApp:
-    """Answers requests through an intake; both belong to one event loop."""
+    """Answers requests through an intake; both belong to one event loop. ``commands`` is None without commands."""
 
-    def __init__(self, settings: Settings, intake: AwaitedIntake) -> None:
+    def __init__(self, settings: Settings, intake: AwaitedIntake, commands: CommandRequests | None = None) -> None:
         self.closing = False
         """Set when the service stops: no more messages are accepted."""
         self._http = settings.http
         self.intake = intake
+        self._commands = commands
         resume = settings.ingest.resume_topic
         self._resume = () if resume is None else (Filter.parse(resume),)
         self._tokens = Tokens({})
@@ -83,11 +79,13 @@ class HttpApp:
 
     # --- the head ---
 
-    def begin(self, head: Head) -> Message | Answer:
-        """Return the message without its payload, or why it is refused. Does not raise."""
+    def begin(self, head: Head) -> Request | Answer:
+        """Return what a head requests, or why it is refused. Does not raise."""
         try:
             granted = self._granted(head)
-            return granted if isinstance(granted, Answer) else self._message(head, granted)
+            return granted if isinstance(granted, Answer) else self._request(head, granted)
+        except InvalidRequestError as e:
+            return Answer(400, {"message": str(e)})
         except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
             return _fault(e)
 
@@ -105,25 +103,28 @@ class HttpApp:
             problem = host_problem(head.headers, self._http)
         return granted if problem is None else Answer(403, {"message": problem})
 
-    def _message(self, head: Head, granted: list[Filters]) -> Message | Answer:
+    def _request(self, head: Head, granted: list[Filters]) -> Request | Answer:
         path, _, query = head.target.partition(b"?")
+        if path.startswith(DEVICES_PREFIX) and self._commands is None:
+            return Answer(404, {"message": "commands are not served here: http.commands.topics is empty"})
+        if path.startswith(DEVICES_PREFIX) and self._commands is not None:
+            if self.closing:
+                return busy("the service is stopping")
+            return self._commands.request(head.method, path, query, granted)
         if not path.startswith(PREFIX):
-            return Answer(404, {"message": "publish to /topics/{mqtt topic}"})
+            return Answer(404, {"message": "publish to /topics/{mqtt topic}, or fetch /devices/{device}/commands"})
         if head.method != b"POST":
             return Answer(405, {"message": "publish with POST"}, (("Allow", "POST"),))
         if self.closing:
             return busy("the service is stopping; the message was not accepted")
-        try:
-            message = message_of(path, query, head.headers)
-        except InvalidRequestError as e:
-            return Answer(400, {"message": str(e)})
+        message = message_of(path, query, head.headers)
         if not all(allows(filters, message.topic) for filters in granted):
             return Answer(403, {"message": "this token or certificate does not allow the topic"})
         if not self._http.allow_resume and allows(self._resume, message.topic):
             return Answer(
                 403, {"message": "requests to resume are not accepted over HTTP; http.allow_resume allows them"}
             )
-        return message
+        return _Publish(self, message, self._http.limits.store_timeout, self._http.limits.body_size)
 
     def _tokens_in_force(self) -> Tokens:
         now = time.monotonic()
@@ -138,35 +139,53 @@ class HttpApp:
                 )
         return self._tokens
 
-    # --- the message ---
+    # --- the body ---
 
-    def take(self, message: Message) -> asyncio.Future[Outcome] | Answer:
-        """Take a message with a complete body; the future returns its outcome. Does not raise."""
+    def take(self, request: Request, body: bytes) -> asyncio.Future[Any] | Answer:
+        """Begin a request with a complete body. Does not raise."""
         if self.closing:
             return busy("the service is stopping; the message was not accepted")
+        try:
+            return request.take(body)
+        except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
+            return _fault(e)
+
+    def store(self, message: Message) -> asyncio.Future[Outcome] | Answer:
+        """Take a message; the future returns its outcome once it is stored."""
         try:
             future = self.intake.take(message)
         except SaturatedError as e:
             return busy(f"{e.what}; the message was not accepted")
-        except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
-            return _fault(e)
         reach("http_before_receipt")
         if message.qos == 0 and not future.done():
             return Answer(202, {"message": "accepted, not yet stored"})
         return future
 
-    def stored(self, outcome: Outcome) -> Answer:
-        """Return the answer to an accepted message."""
-        if outcome.unknown:
+
+@dataclass(frozen=True, slots=True)
+class _Publish(Request):
+    """A message without its payload."""
+
+    app: HttpApp
+    message: Message
+    patience: float
+    max_body: int
+    waits: bool = False
+
+    def take(self, body: bytes) -> asyncio.Future[Outcome] | Answer:
+        return self.app.store(self.message._replace(payload=body))
+
+    def answer(self, result: Outcome | None) -> Answer:
+        if result is None or result.unknown:
             return busy(
                 "Pulsar has not confirmed the message in time; it may still be stored, and a retry may store it twice"
             )
         reach("http_after_receipt")
-        if outcome.left_out is not None:
-            why = _LEFT_OUT.get(outcome.left_out, outcome.left_out)
+        if result.left_out is not None:
+            why = _LEFT_OUT.get(result.left_out, result.left_out)
             return Answer(400, {"message": f"not a reading, so it is not stored: {why}"})
-        if outcome.dead_letter is not None:
-            return Answer(202, {"message": "stored among the dead letters", "reason": outcome.dead_letter})
+        if result.dead_letter is not None:
+            return Answer(202, {"message": "stored among the dead letters", "reason": result.dead_letter})
         return Answer(200, {"message": "OK"})
 
 
@@ -174,11 +193,6 @@ _LEFT_OUT: Final = {
     "command": "the topic or the message belongs to commands",
     "broker": "the topic is a broker's own",
 }
-
-
-def busy(why: str) -> Answer:
-    """Return the answer that asks the client to retry."""
-    return Answer(503, {"message": why}, (("Retry-After", "1"),))
 
 
 def _fault(error: Exception) -> Answer:

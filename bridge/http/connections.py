@@ -2,9 +2,10 @@
 
 A connection decides when it reads, how long it waits and what it buffers; ``bridge.http.app`` decides the meaning of a
 request. Before the app has accepted a request's head, a client can fill at most ``limits.head_size``. The body is read
-afterwards, within one time limit for all of it. While an answer is awaited nothing is read.
+afterwards, within one time limit for all of it. While an answer is awaited nothing is read, unless it may take long: then
+the client's end is noticed.
 
-Example of the phases: HEAD → BODY → STORING → HEAD … → ENDED; every refusal leads to ENDED.
+Example of the phases: HEAD → BODY → WORKING → HEAD … → ENDED; every refusal leads to ENDED.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import ssl
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import h11
 
 from bridge.http.access import Filters, certificate_filters, certificate_names
-from bridge.http.app import Answer, Head, HttpApp, busy
-from bridge.intake.awaited import Outcome
-from bridge.mqtt.types import Message
+from bridge.http.answers import Answer, Request, busy
+from bridge.http.app import Head, HttpApp
 from bridge.settings import Settings
 
 __all__ = ["REFUSAL", "Connections"]
@@ -38,8 +38,8 @@ REFUSAL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnect
 
 class _Phase(Enum):
     HEAD = "waits for a request, or for the rest of its head"
-    BODY = "reads the body of a request that may publish"
-    STORING = "waits for Pulsar, or until the client has read its answers"
+    BODY = "reads the body of a request that is allowed"
+    WORKING = "waits for the result, or until the client has read its answers"
     ENDED = "has had its last answer; further bytes are dropped"
 
 
@@ -57,10 +57,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._certificate: Filters | None = None
         self._head: Head | None = None
-        self._message: Message | None = None
+        self._request: Request | None = None
         self._at_once = False  # the request came in one piece
         self._body = bytearray()
-        self._future: asyncio.Future[Outcome] | None = None
+        self._future: asyncio.Future[Any] | None = None
         self._unwritten = False  # answers wait because the client does not read them
         self._ended_reading = False
 
@@ -80,6 +80,8 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = _Phase.ENDED
         self._drop_body()
+        if self._future is not None:
+            self._future.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self._owner.open.discard(self)
@@ -91,24 +93,27 @@ class _Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._phase is not _Phase.ENDED:
             self._h11.receive_data(bytes(self._owner.buffer[:nbytes]))
+            if self._phase is _Phase.WORKING:
+                self._transport.pause_reading()  # it is the next request
             self._advance()
 
     def eof_received(self) -> bool:
         if self._phase is _Phase.ENDED:
             return False
         self._ended_reading = True
-        if self._phase is not _Phase.STORING:
+        if self._phase is not _Phase.WORKING:
             self._h11.receive_data(b"")
             self._advance()
-        # A client that has sent its request may still read; TLS cannot be half closed.
-        return self._phase is _Phase.STORING and self.context is None
+        # A client that has sent its request may still read, unless it would wait for long; TLS cannot be half closed.
+        waits = self._request is not None and self._request.waits
+        return self._phase is _Phase.WORKING and self.context is None and not waits
 
     def pause_writing(self) -> None:
         self._unwritten = True
 
     def resume_writing(self) -> None:
         self._unwritten = False
-        if self._phase is _Phase.STORING and self._future is None:
+        if self._phase is _Phase.WORKING and self._future is None:
             self._next()
             self._advance()
 
@@ -141,32 +146,34 @@ class _Connection(asyncio.BufferedProtocol):
         if isinstance(result, Answer):
             self._refuse(result)
             return
-        self._message = result
+        self._request = result
         self._at_once = True
         self._phase = _Phase.BODY
         self._wait(self._owner.http.limits.read_timeout)
         lengths = self._head.values(b"content-length")
-        if lengths and int(lengths[0]) > self._owner.http.limits.body_size:  # h11 has made sure that it is a number
+        if lengths and int(lengths[0]) > result.max_body:  # h11 has made sure that it is a number
             self._too_large()
         elif self._h11.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
             self._transport.write(self._h11.send(go_on) or b"")
 
     def _grow(self, data: bytes) -> None:
+        assert self._request is not None
         self._body += data
         self._owner.reading += len(data)
-        if len(self._body) > self._owner.http.limits.body_size:
+        if len(self._body) > self._request.max_body:
             self._too_large()
         elif self._owner.reading > self._owner.max_reading:
             self._refuse(busy("too many bodies are being read; the message was not accepted"))
 
     def _too_large(self) -> None:
-        self._refuse(Answer(413, {"message": f"the body has more than {self._owner.http.limits.body_size} bytes"}))
+        assert self._request is not None
+        self._refuse(Answer(413, {"message": f"the body has more than {self._request.max_body} bytes"}))
 
     def _take(self) -> None:
-        """Publish a complete request; a credential that was removed in the meantime does not count."""
+        """Begin a complete request; a credential that was removed in the meantime does not count."""
         assert self._head is not None
-        assert self._message is not None
+        assert self._request is not None
         if not self._owner.is_current(self.context):
             self._close()
             return
@@ -175,28 +182,29 @@ class _Connection(asyncio.BufferedProtocol):
             if isinstance(checked, Answer):
                 self._refuse(checked)
                 return
-        message = self._message._replace(payload=bytes(self._body))
+        request, body = self._request, bytes(self._body)
         self._drop_body()
-        self._phase = _Phase.STORING
-        self._transport.pause_reading()
-        result = self._app.take(message)
+        self._phase = _Phase.WORKING
+        if not request.waits:
+            self._transport.pause_reading()
+        result = self._app.take(request, body)
         if isinstance(result, Answer):
             self._answer(result)
             return
         self._future = result
-        self._wait(self._owner.http.limits.store_timeout)
-        result.add_done_callback(self._stored)
+        self._wait(request.patience)
+        result.add_done_callback(self._done)
 
     def _drop_body(self) -> None:
         self._owner.reading -= len(self._body)
         self._body = bytearray()
-        self._message = None
 
     # --- answering ---
 
-    def _stored(self, future: asyncio.Future[Outcome]) -> None:
-        if future is self._future and self._phase is _Phase.STORING and not future.cancelled():
-            self._answer(self._app.stored(future.result()))
+    def _done(self, future: asyncio.Future[Any]) -> None:
+        if future is self._future and self._phase is _Phase.WORKING and not future.cancelled():
+            assert self._request is not None
+            self._answer(self._request.answer(future.result()))
             self._advance()
 
     def _answer(self, answer: Answer) -> None:
@@ -212,7 +220,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _next(self) -> None:
         self._h11.start_next_cycle()
-        self._head = None
+        self._head = self._request = None
         self._phase = _Phase.HEAD
         self._wait(self._owner.http.limits.read_timeout)
         self._transport.resume_reading()
@@ -224,14 +232,20 @@ class _Connection(asyncio.BufferedProtocol):
         self._end()
 
     def _write(self, answer: Answer, *, close: bool) -> None:
-        body = json.dumps(answer.body, separators=(",", ":")).encode()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), *answer.headers]
-        if close:
-            headers.append(("Connection", "close"))
+        raw = isinstance(answer.body, bytes)
+        body = (
+            answer.body if isinstance(answer.body, bytes) else json.dumps(answer.body, separators=(",", ":")).encode()
+        )
+        headers = [*answer.headers, *([("Connection", "close")] if close else [])]
+        if answer.status == HTTPStatus.NO_CONTENT:
+            body = b""
+        else:
+            kind = "application/octet-stream" if raw else "application/json"
+            headers = [("Content-Type", kind), ("Content-Length", str(len(body))), *headers]
         events: list[h11.Event] = [
             h11.Response(status_code=answer.status, headers=headers, reason=HTTPStatus(answer.status).phrase.encode())
         ]
-        if self._head is None or self._head.method != b"HEAD":
+        if body and (self._head is None or self._head.method != b"HEAD"):
             events.append(h11.Data(data=body))
         events.append(h11.EndOfMessage())
         self._transport.write(b"".join(self._h11.send(event) or b"" for event in events))
@@ -277,8 +291,9 @@ class _Connection(asyncio.BufferedProtocol):
             self._close()
         elif self._phase is _Phase.BODY:
             self._refuse(Answer(408, {"message": "the body did not arrive in time"}))
-        elif self._future is not None:
-            self._answer(self._app.stored(Outcome(unknown=True)))
+        elif self._future is not None and self._request is not None:
+            self._future.cancel()
+            self._answer(self._request.answer(None))
             self._advance()
         else:
             self._transport.abort()

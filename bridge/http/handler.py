@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,8 +23,9 @@ from bridge.tls import file_stamps
 
 if TYPE_CHECKING:
     from bridge.http.connections import Connections
+    from bridge.protocols.awaited_commands import AwaitedCommands
 
-__all__ = ["HttpHandler"]
+__all__ = ["HttpHandler", "server_context"]
 
 log = structlog.get_logger("http")
 
@@ -34,8 +35,28 @@ _ANSWER_S: Final = 2.0
 """How long the last answers may take after everything is stored, in seconds."""
 
 
+def server_context(http: HttpSettings) -> ssl.SSLContext:
+    """Return a new context from the files, because a context never forgets a trusted authority. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    assert http.tls_certificate is not None
+    assert http.tls_private_key is not None
+    try:
+        # If the key has a passphrase, raise instead of a prompt on the terminal.
+        context.load_cert_chain(str(http.tls_certificate), str(http.tls_private_key), password=b"")
+        if http.tls_client_ca is not None:
+            context.load_verify_locations(str(http.tls_client_ca))
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as e:  # ssl.SSLError is one
+        raise ConfigError(
+            f"http.tls_certificate {http.tls_certificate}, tls_private_key or tls_client_ca cannot be used: {e}",
+            remedy="give readable PEM files that belong together, the key without a passphrase",
+        ) from e
+    return context
+
+
 class HttpHandler(ProtocolHandler):
-    """``POST /topics/{mqtt topic}``; see ``bridge.http.app`` for the answers."""
+    """Messages by ``bridge.http.app``, and commands, if the settings serve some, by ``bridge.http.commands``."""
 
     def __init__(self) -> None:
         self._settings = Settings()
@@ -45,6 +66,7 @@ class HttpHandler(ProtocolHandler):
         self._was_ready = True
         self._service: Service | None = None
         self._connections: Connections | None = None
+        self._commands: AwaitedCommands | None = None
 
     @property
     def protocol_name(self) -> str:
@@ -63,27 +85,7 @@ class HttpHandler(ProtocolHandler):
         self._settings = settings
         if self._http.tls_port is not None:
             self._files = self._stamps()
-            self._tls = self._context()
-
-    def _context(self) -> ssl.SSLContext:
-        """Return a new context from the files, because a context never forgets a trusted authority."""
-        http = self._http
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        assert http.tls_certificate is not None
-        assert http.tls_private_key is not None
-        try:
-            # If the key has a passphrase, raise instead of a prompt on the terminal.
-            context.load_cert_chain(str(http.tls_certificate), str(http.tls_private_key), password=b"")
-            if http.tls_client_ca is not None:
-                context.load_verify_locations(str(http.tls_client_ca))
-                context.verify_mode = ssl.CERT_REQUIRED
-        except OSError as e:  # ssl.SSLError is one
-            raise ConfigError(
-                f"http.tls_certificate {http.tls_certificate}, tls_private_key or tls_client_ca cannot be used: {e}",
-                remedy="give readable PEM files that belong together, the key without a passphrase",
-            ) from e
-        return context
+            self._tls = server_context(self._http)
 
     def _in_force(self) -> ssl.SSLContext:
         assert self._tls is not None
@@ -98,9 +100,12 @@ class HttpHandler(ProtocolHandler):
         return file_stamps(http.tls_certificate, http.tls_private_key, http.tls_client_ca)
 
     def protocol_data_to_advertise(self) -> str:
-        """Return path and schemes, as JSON."""
+        """Return paths and schemes, as JSON."""
         schemes = [("http", self._http.port), ("https", self._http.tls_port)]
-        return json.dumps({"path": "/topics/{mqtt topic}", "schemes": [s for s, p in schemes if p is not None]})
+        paths = {"path": "/topics/{mqtt topic}"}
+        if self._http.commands.topics:
+            paths["commands"] = "/devices/{device}/commands"
+        return json.dumps({**paths, "schemes": [s for s, p in schemes if p is not None]})
 
     def start(self, service: Service) -> None:
         """Create the intake and the application, on their event loop."""
@@ -111,8 +116,16 @@ class HttpHandler(ProtocolHandler):
         from bridge.http.app import HttpApp
         from bridge.http.connections import Connections
 
-        intake = AwaitedIntake(service, link="http", protocol="http", limit=self._http.limits.in_flight)
-        app = HttpApp(self._settings, intake)
+        fetched, requests = bool(self._http.commands.topics), None
+        limit = self._http.limits.in_flight
+        intake = AwaitedIntake(service, link="http", protocol="http", limit=limit, presence=not fetched)
+        if fetched:  # else the MQTT client is not imported
+            from bridge.http.commands import CommandRequests
+            from bridge.protocols.awaited_commands import AwaitedCommands
+
+            self._commands = AwaitedCommands(service, self._http.commands)
+            requests = CommandRequests(self._settings, self._commands)
+        app = HttpApp(self._settings, intake, requests)
         self._connections = Connections(self._settings, app, service.loop, is_current=self._is_current)
         self._timer = service.loop.call_later(_CHECK_S, self._check)
 
@@ -133,7 +146,7 @@ class HttpHandler(ProtocolHandler):
         if files == self._files:
             return
         try:
-            self._tls = self._context()
+            self._tls = server_context(self._http)
         except ConfigError as e:
             log.warning(
                 "the new certificate is not valid, the old one stays in use. Action: correct the files; the service "
@@ -147,21 +160,18 @@ class HttpHandler(ProtocolHandler):
         self._connections.finish(outdated=True)
         log.info("the certificate was replaced", file=str(self._http.tls_certificate))
 
-    def listeners(self) -> Mapping[Address, Acceptor]:
-        """Return the plain address, the one with TLS, or both."""
+    def listeners(self) -> Iterable[tuple[Address, Acceptor]]:
+        """Yield the plain address, the one with TLS, or both."""
         assert self._connections is not None
         from bridge.http.connections import REFUSAL
 
         http = self._http
         plain = Acceptor(self._connections.connect, max_connections=http.limits.connections, refusal=REFUSAL)
-        found: dict[Address, Acceptor] = {}
         if http.port is not None:
-            found[Address(http.host, http.port)] = plain
+            yield Address(http.host, http.port), plain
         if http.tls_port is not None:
-            found[Address(http.host, http.tls_port)] = replace(
-                plain, tls=self._in_force, handshake_s=http.limits.first_request_timeout
-            )
-        return found
+            secure = replace(plain, tls=self._in_force, handshake_s=http.limits.first_request_timeout)
+            yield Address(http.host, http.tls_port), secure
 
     def readiness(self) -> Mapping[str, bool]:
         """Return whether requests are accepted and Pulsar confirms their messages."""
@@ -172,9 +182,13 @@ class HttpHandler(ProtocolHandler):
 
     def close(self) -> None:
         """Refuse new messages, answer waiting ones once they are stored, and end the connections."""
+        if self._commands is not None and self._service is not None:
+            self._commands.stop(self._service.drain_deadline)
         if self._service is not None and self._connections is not None:
             close = self._close(self._service, self._connections)
             asyncio.run_coroutine_threadsafe(close, self._service.loop).result()
+        if self._commands is not None:
+            self._commands.join()
 
     async def _close(self, service: Service, connections: Connections) -> None:
         if self._timer is not None:

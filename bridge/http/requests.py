@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from bridge.mqtt.types import Message, PublishProperties
 
-__all__ = ["PREFIX", "InvalidRequestError", "message_of"]
+__all__ = ["DEVICES_PREFIX", "PREFIX", "InvalidRequestError", "message_of", "query_of", "text_of"]
 
 PREFIX: Final = b"/topics/"
+DEVICES_PREFIX: Final = b"/devices/"
 
 _MAX_TEXT: Final = 65_535
 """Longest string and binary data of MQTT, in bytes (MQTT 5, 1.5.4 and 1.5.6)."""
@@ -35,14 +36,14 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
 
     ``raw_path`` is unchanged; this function percent-decodes its topic once. ``headers`` have lower-case names.
     """
-    topic = _text(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
+    topic = text_of(unquote_to_bytes(raw_path.removeprefix(PREFIX)), "the topic")
     if not topic:
         raise InvalidRequestError("the topic is empty")
     if "+" in topic or "#" in topic:
         raise InvalidRequestError("the topic must have no wildcard, '+' or '#'")
     if topic.startswith("$"):
         raise InvalidRequestError("the topic must not begin with '$': such topics are the broker's own")
-    asked = _query(query)
+    asked = query_of(query, _QUERY)
     properties = _properties(asked, headers)
     if asked.get("retain", "false") != "false":
         raise InvalidRequestError("retain must be false: Pulsebridge keeps no retained messages, the MQTT broker does")
@@ -52,7 +53,8 @@ def message_of(raw_path: bytes, query: bytes, headers: Iterable[tuple[bytes, byt
     return Message(topic, b"", int(qos), False, False, 0, None if properties == PublishProperties() else properties)
 
 
-def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
+def text_of(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
+    """Return a text of a request. Raises InvalidRequestError if MQTT could not carry it."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -64,16 +66,17 @@ def _text(raw: bytes, what: str, limit: int = _MAX_TEXT) -> str:
     return text
 
 
-def _query(query: bytes) -> dict[str, str]:
+def query_of(query: bytes, names: Sequence[str]) -> dict[str, str]:
+    """Return the parameters of a query. Raises InvalidRequestError for one that is not among ``names``, or comes twice."""
     found: dict[str, str] = {}
     for part in filter(None, query.split(b"&")):
         name, value = (
-            _text(unquote_to_bytes(p.replace(b"+", b" ")), "the query") for p in (part + b"=").split(b"=", 2)[:2]
+            text_of(unquote_to_bytes(p.replace(b"+", b" ")), "the query") for p in (part + b"=").split(b"=", 2)[:2]
         )
-        if name not in _QUERY:
-            near = difflib.get_close_matches(name[:50], _QUERY, n=1)
+        if name not in names:
+            near = difflib.get_close_matches(name[:50], names, n=1)
             raise InvalidRequestError(
-                f"unknown query parameter {name[:50]!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(_QUERY))
+                f"unknown query parameter {name[:50]!r}; " + (f"did you mean {near[0]}?" if near else ", ".join(names))
             )
         if name in found:
             raise InvalidRequestError(f"the query parameter {name} is given twice")
@@ -97,7 +100,9 @@ def _properties(asked: dict[str, str], headers: Iterable[tuple[bytes, bytes]]) -
             if name in single:
                 raise InvalidRequestError(f"the header {raw_name.decode('latin-1')} is given twice")
             # Correlation data is bounded once it is decoded.
-            single[name] = _text(raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT)
+            single[name] = text_of(
+                raw, f"the header {name}", 2 * _MAX_TEXT if name == "correlation-data" else _MAX_TEXT
+            )
     single |= {_PARAMETERS[name]: text for name, text in asked.items() if name in _PARAMETERS}
     fields: dict[str, Any] = {field: read(single[name]) for name, (field, read) in _FIELDS.items() if name in single}
     return PublishProperties(user=tuple(user), **fields)
@@ -108,7 +113,7 @@ def _pair(raw: bytes) -> tuple[str, str]:
     if not equals:
         raise InvalidRequestError("mqtt-user-property is name=value, both percent-encoded where they need to be")
     what = "mqtt-user-property"
-    return _text(unquote_to_bytes(name), what), _text(unquote_to_bytes(value), what)
+    return text_of(unquote_to_bytes(name), what), text_of(unquote_to_bytes(value), what)
 
 
 def _aws_pairs(raw: bytes) -> Iterator[tuple[str, str]]:
@@ -122,7 +127,7 @@ def _aws_pairs(raw: bytes) -> Iterator[tuple[str, str]]:
         if not all(isinstance(text, str) for text in pair):
             raise InvalidRequestError(f"{what} has a value that is not a string")
         # JSON can contain lone surrogates, which are not UTF-8 then.
-        name, value = (_text(text.encode("utf-8", "surrogatepass"), what) for text in pair)
+        name, value = (text_of(text.encode("utf-8", "surrogatepass"), what) for text in pair)
         yield name, value
 
 

@@ -43,7 +43,7 @@ from bridge.pulsar.acks import AckQueue
 from bridge.routing.sharding import Move, Remembered, plan_move
 from bridge.settings import Settings
 
-__all__ = ["SessionMover"]
+__all__ = ["SessionMover", "end_former_connection"]
 
 log = structlog.get_logger("ingest")
 
@@ -55,6 +55,7 @@ _WARN_S: Final = 60.0
 _QUIET_S: Final = 10.0
 """How long a marker may take if no message comes before it, in seconds."""
 _WAIT_S: Final = 1.0
+_REQUEUED_S: Final = 0.5
 _AT_ONCE: Final = 8
 """Sessions that are drained at once."""
 
@@ -181,6 +182,15 @@ class _Connection(LinkHandler):
         self._losses += 1
         remedy = "stop the workers that run with the former filters or shards, then restart"
         check_loss(self.link, event, self._losses, remedy)
+
+
+def end_former_connection(settings: Settings, service: Service) -> bool:
+    """Have the broker end the connection of a former reader of a session, and wait until what it had is queued again.
+
+    Artemis 2.40 sends the next new message first to a client that takes over a live connection. Returns False if the
+    service stops first. Raises TerminalError if another process takes the session over.
+    """
+    return _Connection(settings).run(service) and not service.stopping.wait(_REQUEUED_S)
 
 
 class _Subscribe(_Connection):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,14 +12,17 @@ from typing import Final
 
 import structlog
 
-from bridge.errors import DeniedError, PulsebridgeError
-from bridge.ingest.moving import SessionMover
+from bridge.errors import DeniedError, PulsebridgeError, TerminalError
+from bridge.ingest.moving import SessionMover, end_former_connection
 from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
 from bridge.ingest.sessions import SessionSlot, advertised, read_advertised, slots, store_session
 from bridge.ingest.worker import IngestWorker
 from bridge.protocols.handler import ProtocolHandler, Service
+from bridge.protocols.sharing import SESSIONS_PROTOCOL
+from bridge.protocols.sharing_instance import SharingInstance
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.routing.rules import resume_filter
+from bridge.routing.sharding import AUTO
 from bridge.settings import Settings
 
 __all__ = ["LinkRunner", "MqttHandler"]
@@ -26,6 +31,11 @@ log = structlog.get_logger("ingest")
 
 _RETRY_S: Final = 60.0
 """How long a refused link waits before it retries, in seconds."""
+_LOOK_S: Final = 0.2
+
+
+_ADVICE_S: Final = 1.5
+"""How long the advice to read a session that processes share counts, in seconds."""
 
 
 class LinkRunner:
@@ -37,6 +47,12 @@ class LinkRunner:
 
     ``alone`` means that the service has no other link: a refusal then ends it without a retry. The link's thread calls
     ``ended`` at its end, with the link.
+
+    With ``shared`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs while it
+    is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the session to the
+    last process that connects, and what the former one did not acknowledge comes again. So two processes that both read
+    it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before it is certain
+    that no other process has taken the session over.
     """
 
     def __init__(
@@ -48,8 +64,11 @@ class LinkRunner:
         *,
         alone: bool,
         ended: Callable[[LinkRunner], None],
+        shared: bool = False,
     ) -> None:
         self.name = name
+        self.has = not shared
+        """Whether this process reads the session, or is about to."""
         self.worker: IngestWorker | None = None
         self.failure: BaseException | None = None
         """The error that ended it, None while it runs and after a stop."""
@@ -61,6 +80,11 @@ class LinkRunner:
         self._slot = slot
         self._store = ThreadPoolExecutor(1, thread_name_prefix=f"ingest-session-{name}")
         self._was_ready = False
+        self._shared = shared
+        self._wanted = threading.Event()
+        self._advised_at = -math.inf
+        if not shared:
+            self._wanted.set()
         self._thread = threading.Thread(target=self._run, name=f"ingest-{name}", daemon=True)
 
     @property
@@ -69,12 +93,41 @@ class LinkRunner:
         worker = self.worker
         return worker is not None and worker.ready and worker.link.connected and self.failure is None
 
+    @property
+    def owns(self) -> bool:
+        """Whether this process reads the session, as far as sharing is concerned."""
+        return self.has
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """The links that cannot be reached: /readyz shows that."""
+        return ()
+
+    def is_stuck(self, _now: float) -> bool:
+        """Whether a takeover takes too long: never, because no other process may be better."""
+        return False
+
+    def want(self, wanted: bool, *, fence: bool) -> None:
+        """Read the session, or hand it over to another process. From any thread."""
+        self._advised_at = time.monotonic() if wanted else -math.inf
+        if wanted:
+            self._wanted.set()
+        elif self._wanted.is_set():
+            self._wanted.clear()
+            self.wake()
+
+    @property
+    def _ending(self) -> bool:
+        return self._service.stopping.is_set() or not self._wanted.is_set()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Make the link check ``service.stopping``."""
+        """Make the link check ``service.stopping``, or whether it is wanted."""
+        if self._service.stopping.is_set():
+            self._wanted.set()  # ends the wait
         worker = self.worker
         if worker is not None:
             worker.link.wake()
@@ -86,11 +139,26 @@ class LinkRunner:
 
     def _run(self) -> None:
         try:
-            self._run_worker()
+            while not self._service.stopping.is_set():
+                if self._wanted.wait(1.0) and not self._service.stopping.is_set():
+                    self.has = True
+                    self._run_shared() if self._shared else self._run_worker()
+                if self._shared:
+                    self.worker, self.has = None, False
+                    self._part.stands_by("another process reads this session")
         except BaseException as e:  # noqa: BLE001 the owner ends the service with it
             self.failure = e
             self._part.failed(str(e))
         self._ended(self)
+
+    def _run_shared(self) -> None:
+        try:
+            if end_former_connection(self._settings, self._service):
+                self._run_worker()
+        except DeniedError:
+            raise
+        except TerminalError as e:
+            self._report_taken_over(e)
 
     def _run_worker(self) -> None:
         worker = self._make_worker()
@@ -98,20 +166,48 @@ class LinkRunner:
             return
         self.worker = worker
         try:
-            while not self._service.stopping.is_set():
-                try:
-                    worker.link.turn(worker.intake.next_in(time.monotonic()))
-                except DeniedError as e:
-                    if self._alone:
-                        raise
-                    self._pause(worker, e)
-                if self.ready != self._was_ready:
-                    self._was_ready = self.ready
-                    self._service.changed()
-            self._drain(worker)
+            self._serve(worker)
         finally:
             worker.link.disconnect()
             worker.link.close()
+            if self._shared:
+                worker.intake.close()
+                self._was_ready = False
+                self._service.changed()
+
+    def _serve(self, worker: IngestWorker) -> None:
+        while not self._ending:
+            try:
+                self._turn(worker, 1.0)
+            except DeniedError as e:
+                if self._alone:
+                    raise
+                self._pause(worker, e)
+            if self.ready != self._was_ready:
+                self._was_ready = self.ready
+                self._service.changed()
+        self._drain(worker)
+
+    def _turn(self, worker: IngestWorker, most_s: float) -> None:
+        """Take a turn. Without a connection to a session that another process may have taken over, only store."""
+        now = time.monotonic()
+        if worker.link.connected or not self._shared or now - self._advised_at < _ADVICE_S:
+            worker.link.turn(min(most_s, worker.intake.next_in(now)))
+        else:
+            worker.on_turn(now)
+            time.sleep(min(most_s, _LOOK_S))
+
+    def _report_taken_over(self, error: TerminalError) -> None:
+        """Leave the session to the process that took it over; if that ends, it is for one of the group again."""
+        self._wanted.clear()
+        self._service.stopping.wait(_ADVICE_S)
+        log.warning(
+            "another process has taken over an MQTT session. Action: if this repeats, stop the process that uses the "
+            "client id and is not one of the group (ingest.shard: auto)",
+            link=self.name,
+            why=error.what,
+            shown=1,
+        )
 
     def _make_worker(self) -> IngestWorker | None:
         """Return the worker with the session's filters, None if the service stops first."""
@@ -162,8 +258,9 @@ class LinkRunner:
         self._was_ready = False
         self._service.changed()
         until = time.monotonic() + _RETRY_S
-        while not self._service.stopping.wait(0.2) and time.monotonic() < until:
+        while not self._ending and time.monotonic() < until:
             worker.on_turn(time.monotonic())
+            self._service.stopping.wait(_LOOK_S)
 
     def _report_refusal(self, error: DeniedError) -> None:
         log.error(
@@ -176,9 +273,12 @@ class LinkRunner:
 
     def _drain(self, worker: IngestWorker) -> None:
         worker.drain()
-        while worker.intake.in_flight and time.monotonic() < self._service.drain_deadline:
-            worker.link.turn(min(0.2, worker.intake.next_in(time.monotonic())))
-        worker.link.turn(0.0)  # the last acknowledgements
+        deadline = time.monotonic() + self._settings.ingest.drain
+        while worker.intake.in_flight and time.monotonic() < deadline:
+            if self._service.stopping.is_set():
+                deadline = min(deadline, self._service.drain_deadline)
+            self._turn(worker, _LOOK_S)
+        self._turn(worker, 0.0)  # the last acknowledgements
         log.info("ingest stops", link=self.name, unstored=worker.intake.in_flight)
 
 
@@ -202,6 +302,7 @@ class MqttHandler(ProtocolHandler):
         self.links: dict[str, LinkRunner] = {}
         self._settings = Settings()
         self._service: Service | None = None
+        self._sharing: SharingInstance | None = None
 
     @property
     def protocol_name(self) -> str:
@@ -219,6 +320,7 @@ class MqttHandler(ProtocolHandler):
     def start(self, service: Service) -> None:
         """Start every link."""
         self._service = service
+        shared = self._settings.ingest.shard == AUTO
         for name, mqtt, slot in slots(self._settings, own=True):
             self.links[name] = LinkRunner(
                 name,
@@ -227,11 +329,18 @@ class MqttHandler(ProtocolHandler):
                 slot,
                 alone=not self._settings.ingest.links,
                 ended=self._link_ended,
+                shared=shared,
             )
-        for other, data in service.advertised(self.protocol_name).items():
+        for other, data in service.advertised(self.protocol_name).items() if not shared else ():
             self._compare(other, data)
         for link in self.links.values():
             link.start()
+        if shared:
+            # Of equal sessions alone: another deployment has others, and so do other filters.
+            of = hashlib.sha256(advertised(self._settings).encode()).hexdigest()[:16]
+            shares = dict(enumerate(self.links.values()))
+            self._sharing = SharingInstance(self._settings.pulsar, shares, SESSIONS_PROTOCOL, of=of, polite=True)
+            self._sharing.start()
 
     def _compare(self, other: str, data: str) -> None:
         """Log an instance that advertises a session of this one; only the broker decides (H10)."""
@@ -263,12 +372,16 @@ class MqttHandler(ProtocolHandler):
             self._service.changed()
 
     def readiness(self) -> Mapping[str, bool]:
-        """Return for each link whether it is connected and subscribed."""
-        return {name: link.ready for name, link in self.links.items()}
+        """Return for each link whether it is connected and subscribed; of shared sessions for those that are read here."""
+        return {name: link.ready for name, link in self.links.items() if link.has}
 
     def close(self) -> None:
         """Stop reading, wait for the receipts of messages, acknowledge, and disconnect, all links at once."""
+        if self._sharing is not None:
+            self._sharing.leave()
         for link in self.links.values():
             link.wake()
         for link in self.links.values():
             link.join()
+        if self._sharing is not None:
+            self._sharing.stop()

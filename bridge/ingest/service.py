@@ -29,9 +29,9 @@ from bridge.errors import PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.ingest.presence import PresenceWriter
 from bridge.intake.intake import Intake
-from bridge.intake.mop_metrics import MopCollector
 from bridge.intake.provisioning import PolicyWatch, known_topics, provision, verify_topics
 from bridge.metrics import serving
+from bridge.mqtt.connection_count import mop_collector
 from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.listening import Listening
 from bridge.protocols.records import InstanceRecord, ProtocolRecord, bounded_topics
@@ -115,7 +115,9 @@ class IngestService:
         """The event loop of the listeners' connections."""
         return self.running.listening.loop
 
-    def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
+    def intake(
+        self, *, link: str, protocol: str, limit: int, wake: Callable[[], None], presence: bool = True
+    ) -> Intake:
         """Return a new intake; its producers close after the last handler."""
         pulsar = self._pulsar
         assert pulsar is not None
@@ -129,9 +131,9 @@ class IngestService:
             limit=limit,
             wake=wake,
             health=self.health,
-            alive=None if pulsar.presence is None else partial(self._sighted, pulsar.presence, link),
+            alive=partial(self._sighted, pulsar.presence, link) if presence and pulsar.presence is not None else None,
         )
-        self._intakes.append(made)
+        self._intakes = [*(one for one in self._intakes if not one.closed), made]
         return made
 
     def _sighted(self, presence: PresenceWriter, link: str, device: str) -> None:
@@ -223,7 +225,11 @@ class IngestService:
 
     def _run(self, stack: ExitStack) -> None:
         admin = stack.enter_context(PulsarAdmin(self.settings.pulsar))
-        shown = [MopCollector(self.settings.pulsar.service_url)] if self.settings.metrics.mop_names else []
+        shown = []
+        if self.settings.metrics.mop_names:
+            links = self.settings.links().values() if "mqtt" in self.settings.messaging_protocols else ()
+            over, listeners = (lambda: self.health.ending), self.running.listening.connections
+            shown = [stack.enter_context(mop_collector(links, over, listeners))]
         stack.enter_context(serving(self.settings.metrics, self.health, more=shown))
         self.running.listening.start()
         stack.callback(self.running.listening.end)
@@ -236,9 +242,7 @@ class IngestService:
         stack.enter_context(watching_pulsar(self.settings, self.health, dead_letters))
         if self.settings.pulsar.provision != "off":
             look = PolicyWatch(admin, self.partitions).look
-            stack.enter_context(
-                watching("policy-watch", _POLICIES_S, look, over=lambda: self.health.ending, patience_s=1.0)
-            )
+            stack.enter_context(watching("policy-watch", _POLICIES_S, look, over=lambda: self.health.ending))
         client = PulsarClient(self.settings.pulsar)
         self._pulsar = _Pulsar(client, admin, topics)
         if self.settings.ingest.presence_interval:
@@ -307,7 +311,8 @@ class IngestService:
 
     def _close(self) -> None:
         for intake in self._intakes:
-            intake.close()
+            if not intake.closed:
+                intake.close()
         try:
             if self._pulsar is not None:
                 self._pulsar.client.close()

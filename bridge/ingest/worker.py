@@ -129,6 +129,7 @@ class IngestWorker(LinkHandler):
             limit=2 * settings.ingest.limits.in_flight,
             wake=self.link.wake,
         )
+        self.intake.metrics.client_address = f"{settings.mqtt.host}:{settings.mqtt.port}"
         self._part = part
         self._metrics = SessionMetrics(name)
         self._next_watch = 0.0

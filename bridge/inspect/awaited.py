@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from bridge.contract import RECEIPTS_TOPIC, REMARKS, Receipt
+from bridge.contract import BROADCAST_STATE, RECEIPTS_TOPIC, REMARKS, Receipt
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.contract.groups import GroupCommand
 from bridge.contract.partitioning import partition_of
@@ -58,6 +58,8 @@ class Awaited:
             known = (receipt.device, receipt.command_id) in self._devices
             self._devices.discard((receipt.device, receipt.command_id))
             return known
+        if receipt.state == BROADCAST_STATE:
+            return True
         if not receipt.device:
             members.count = receipt.members if receipt.state == "expanded" else 0
         elif receipt.state in REMARKS or receipt.device in members.ended:

@@ -10,14 +10,17 @@ to publish at the MQTT broker, because that requires a publish.
 
 from __future__ import annotations
 
+import errno
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Final
 
 from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, DEAD_LETTERS_TOPIC, RECEIPTS_TOPIC, partition_name
-from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
+from bridge.errors import DeniedError, MissingExtraError, PulsebridgeError, RefusedError, TransientError
 from bridge.mqtt.device import probe, try_subscribing
 from bridge.mqtt.refusals import subscriber
 from bridge.mqtt.types import Connected
@@ -26,9 +29,12 @@ from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.dial import dial
 from bridge.pulsar.provisioning import look, partitions_ready, try_rights, verify
 from bridge.pulsar.provisioning_plan import Needs, ingest_needs, push_needs, topic_need
+from bridge.push.inbound import push_filters
 from bridge.routing.readings_topics import static_topics, topics_to_read
 from bridge.routing.rules import subscriptions, with_resume
 from bridge.settings import MqttSettings, Settings
+from bridge.settings.fetch import DEVICE_IN_TOPIC, FetchSettings
+from bridge.settings.http import HttpSettings
 
 __all__ = ["TIERS", "Finding", "check_endpoints", "check_rights"]
 
@@ -61,6 +67,11 @@ def check_endpoints(settings: Settings) -> list[Finding]:
     found.append(_finding("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _dial_pulsar(settings)))
     if pulsar.provision != "off":  # else no tier uses it
         found.append(_finding("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _dial_admin(settings)))
+    ports = (("HTTP", settings.http.port, False), ("HTTPS", settings.http.tls_port, True))
+    for name, port, tls in ports if "http" in settings.messaging_protocols else ():
+        if port is not None:
+            act = partial(_listener, settings.http, port, tls=tls)
+            found.append(_finding(name, f"{settings.http.host}:{port}", "http.host, http.port, http.tls_port", act))
     return found
 
 
@@ -103,6 +114,28 @@ def _dial_admin(settings: Settings) -> str:
         return f"cluster {admin.cluster()}"
 
 
+def _listener(http: HttpSettings, port: int, *, tls: bool) -> str:
+    """Try the certificate and the port of a listener of ingest, which need not run."""
+    from bridge.http.handler import server_context
+
+    if find_spec("h11") is None:
+        raise MissingExtraError("the protocol http needs h11", remedy='pip install "pulsebridge[http]"')
+    if tls:
+        server_context(http)
+    try:
+        socket.create_server((http.host, port), family=_family(http.host)).close()
+    except OSError as e:
+        if e.errno != errno.EADDRINUSE:
+            what = f"ingest cannot listen on {http.host}:{port}: {e.strerror or e}"
+            raise RefusedError(what, remedy="set http.host to an address of this machine") from e
+        return "the port is in use, as while ingest runs" + (", the certificate is valid" if tls else "")
+    return "ingest can listen" + (", the certificate is valid" if tls else "")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 # --- rights ---
 
 
@@ -110,12 +143,18 @@ def check_rights(settings: Settings, tier: str) -> list[Finding]:
     """Return a finding for each server that the tier uses; failures are findings, not errors."""
     pulsar = settings.pulsar
     found = [_finding("Pulsar rights", pulsar.service_url, _NAMED_ABOVE, lambda: _pulsar_rights(settings, tier))]
-    if tier == "ingest":
+    tries = {"ingest": _filters, "push": _push_filters}
+    if tier in tries:
         for name, mqtt in settings.links().items():
             address = f"{mqtt.host}:{mqtt.port}"
             label = "MQTT rights" if name == "mqtt" else f"MQTT {name} rights"
             one = settings.model_copy(update={"mqtt": mqtt})
-            found.append(_finding(label, address, _NAMED_ABOVE, partial(_filters, one)))
+            found.append(_finding(label, address, _NAMED_ABOVE, partial(tries[tier], one)))
+    fetch = settings.http.commands
+    if tier == "ingest" and "http" in settings.messaging_protocols and fetch.topics:
+        mqtt = settings.fetch_mqtt(fetch)
+        address = f"{mqtt.host}:{mqtt.port}"
+        found.append(_finding("MQTT rights for HTTP", address, _NAMED_ABOVE, partial(_fetched, mqtt, fetch)))
     return found
 
 
@@ -188,6 +227,20 @@ def _needs(settings: Settings, needs: Needs) -> str:
     )
 
 
+def _fetched(mqtt: MqttSettings, fetch: FetchSettings) -> str:
+    """Try to subscribe to the commands that devices fetch. The right to publish their status is not tried."""
+    filters = [topic.replace(DEVICE_IN_TOPIC, "+") for topic in fetch.topics]
+    codes = try_subscribing(mqtt, filters)
+    refused = [one for one, code in zip(filters, codes, strict=True) if code >= 0x80]
+    if refused:
+        who = subscriber(mqtt, f"{fetch.client_id}-<device>")
+        raise RefusedError(
+            f"the MQTT broker refuses the subscription to {', '.join(map(repr, refused))}",
+            remedy=f"allow {who} to read http.commands.topics, and to write the status and the answers of devices",
+        )
+    return f"may subscribe to {', '.join(filters)}"
+
+
 def _filters(settings: Settings) -> str:
     needed = subscriptions(settings.ingest)
     filters = [f for f in with_resume(needed, settings.ingest) if not f.startswith("$share/")]
@@ -203,3 +256,19 @@ def _filters(settings: Settings) -> str:
     if refused:  # the tier runs without it
         detail += f"; devices cannot resume: allow {who} to read {refused[0]}, or set ingest.resume_topic to null"
     return detail
+
+
+def _push_filters(settings: Settings) -> str:
+    push, mqtt = settings.push, settings.mqtt
+    filters = push_filters(settings, 0)
+    if not filters:
+        return "push subscribes to nothing there"
+    codes = try_subscribing(mqtt, filters)
+    refused = [f for f, code in zip(filters, codes, strict=True) if code >= 0x80]
+    if refused:
+        raise RefusedError(
+            f"the MQTT broker refuses the subscription to {', '.join(map(repr, refused))}",
+            remedy=f"allow {subscriber(mqtt, f'{push.client_id}-0')} to read it; push.presence.rules and push.answers.topic "
+            "name it",
+        )
+    return f"may subscribe to {', '.join(filters)}"

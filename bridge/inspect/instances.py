@@ -14,9 +14,9 @@ from bridge.contract import INSTANCES_TOPIC, partition_names
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.protocols.board import read_board
 from bridge.protocols.records import InstanceRecord
+from bridge.protocols.sharing import GROUPS, PUSH_PROTOCOL, SESSIONS_PROTOCOL, Beat
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
-from bridge.push.sharing import GROUPS, PUSH_PROTOCOL, Beat
 from bridge.settings import Settings
 
 __all__ = ["Instances", "PushProcess", "look_at_instances"]
@@ -68,7 +68,8 @@ def look_at_instances(settings: Settings) -> Instances:
                 board = read_board(client)
             now_ms = time.time_ns() // 1_000_000
             states = [(record, _state(record, now_ms)) for record in board]
-            records = [(record, state) for record, state in states if PUSH_PROTOCOL not in record.protocols]
+            others = {PUSH_PROTOCOL, SESSIONS_PROTOCOL}
+            records = [(record, state) for record, state in states if not others & record.protocols.keys()]
             push = [_push_process(record, state) for record, state in states if PUSH_PROTOCOL in record.protocols]
             owners, problem = _owners(admin, sorted({t for r, state in records if state != "gone" for t in r.topics}))
     except PulsebridgeError as e:
@@ -88,9 +89,7 @@ def _push_process(record: InstanceRecord, state: str) -> PushProcess:
     with suppress(ContractError):  # of a later release
         beat = Beat.decode(record.protocols[PUSH_PROTOCOL].data)
     share = sorted(beat.has - {GROUPS})
-    return PushProcess(
-        record.instance, state, record.started_ms, share, GROUPS in beat.has, sorted(beat.away)
-    )
+    return PushProcess(record.instance, state, record.started_ms, share, GROUPS in beat.has, sorted(beat.away))
 
 
 def _owners(admin: PulsarAdmin, topics: list[str]) -> tuple[dict[str, dict[str, str]], str]:

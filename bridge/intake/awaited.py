@@ -51,14 +51,15 @@ class _Waiting(Reading):
 
 
 class AwaitedIntake:
-    """Stores messages for the protocol objects on ``service.loop``. ``limit`` bounds the messages in flight.
+    """Stores messages for the protocol objects on ``service.loop``. ``limit`` bounds the messages in flight; without
+    ``presence`` a message is not a sign that its device gets commands now.
 
     An accepted message stays in flight until Pulsar stores it, even if its caller no longer waits.
     """
 
-    def __init__(self, service: Service, *, link: str, protocol: str, limit: int) -> None:
+    def __init__(self, service: Service, *, link: str, protocol: str, limit: int, presence: bool = True) -> None:
         self._loop = service.loop
-        self._intake = service.intake(link=link, protocol=protocol, limit=limit, wake=self._wake)
+        self._intake = service.intake(link=link, protocol=protocol, limit=limit, wake=self._wake, presence=presence)
         self._waiting: dict[_Waiting, None] = {}  # in order of arrival
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None

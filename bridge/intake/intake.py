@@ -80,6 +80,7 @@ class Intake:
         self.in_flight = 0
         """Messages of all connections that are not known to be stored."""
         self.in_flight_bytes = 0
+        self.closed = False
         self.limit = limit
         self.metrics = LinkMetrics(link)
         self._stalls = StallLog((health or Health()).part(f"writes of {link}"), settings.ingest)
@@ -300,6 +301,8 @@ class Intake:
 
     def close(self) -> None:
         """Close the producers. It blocks: call it in a thread. Unstored messages are dropped unacknowledged."""
+        self.closed = True
+        self._stalls.close()
         self.producers.close()
 
 
@@ -312,6 +315,10 @@ class StallLog:
         self._settings = settings
         self._since = 0.0  # start of the stall, 0 without one
         self._next_report = self._report_every = 0.0
+
+    def close(self) -> None:
+        """Nothing waits for Pulsar any more."""
+        self._part.ready()
 
     def watch(self, now: float, age: float, stalled: Callable[[], Iterable[Stalled]], in_flight: int) -> None:
         """Note the age of the oldest message; ``stalled`` returns the topics that delay the ``in_flight`` ones."""

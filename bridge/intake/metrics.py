@@ -6,9 +6,13 @@ costs nothing here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from bridge.intake.flow import Reading
+from bridge.mop_metrics import TRAFFIC
 
 __all__ = ["INGEST", "IngestMetrics", "LinkMetrics", "SessionMetrics"]
 
@@ -102,6 +106,14 @@ class LinkMetrics:
         """Counters with a second label, by name and its value."""
         self.gauges = {name: of.gauges[name].labels(link) for name in _GAUGES}
         self.store = of.store.labels(link)
+        self.client_address = link
+        """The MQTT broker of the link, as host:port; of another protocol its name."""
+        self._link = link
+
+    def stored_at(self, broker: str, messages: Sequence[Reading]) -> None:
+        """Count messages that a Pulsar broker has stored."""
+        size = sum(len(message.payload) for message in messages)
+        TRAFFIC.add(self._link, self.client_address, broker, len(messages), size)
 
 
 class SessionMetrics:

@@ -27,6 +27,7 @@ from bridge.pulsar.acks import Verdict
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.errors import as_our_error, name_of, names_a_message
+from bridge.pulsar.wire.producer import BatchProducer
 from bridge.settings.ingest import IngestSettings
 
 __all__ = ["PartitionProducers"]
@@ -187,12 +188,14 @@ class PartitionProducers:
         """Process a receipt. Returns whether it confirms messages."""
         unstored = flow.unstored
         if result is None:
-            done = unstored.receipt(generation, reading)
-            stored.extend(done)  # type: ignore[arg-type]
+            done: list[Any] = unstored.receipt(generation, reading)
+            stored.extend(done)
             if done:
                 flow.attempts = 0
                 flow.stall.progressed()
                 flow.trouble = ""
+                if isinstance(flow.producer, BatchProducer):
+                    self._metrics.stored_at(flow.producer.broker, done)
             else:
                 self._metrics.by["receipts", "late"].inc()
             if unstored.waiting:

@@ -77,8 +77,7 @@ class Sightings:
         return found
 
     def seen_elsewhere(self, device: str) -> None:
-        """Another link has reported the device: its next message here requires a record, at most one a second. From any thread.
-        """
+        """Another link has reported the device: its next message here requires a record, at most one a second. From any thread."""
         found = self._known.get(device)
         if found is not None:
             found.due = min(found.due, found.last_record + _QUIET_S)

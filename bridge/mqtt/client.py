@@ -29,7 +29,7 @@ from bridge.mqtt.outbox import Outbox, Outgoing
 from bridge.mqtt.packet_reader import FAILED_FROM, Broken, Packet, PacketReader
 from bridge.mqtt.refusals import not_connected, refused
 from bridge.mqtt.turns import turn_all
-from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishProperties, Subscription
+from bridge.mqtt.types import Connected, Disconnected, LinkHandler, PublishProperties, Subscription, Will
 from bridge.poller import Poller
 from bridge.settings.mqtt import MqttSettings
 
@@ -65,6 +65,7 @@ class Link:
         window: int = 65535,
         max_packet_bytes: int = MAX_PACKET_BYTES,
         poller: Poller | None = None,
+        will: Will | None = None,
     ) -> None:
         self.settings = settings if client_id is None else settings.model_copy(update={"client_id": client_id})
         self.handler = handler
@@ -83,7 +84,7 @@ class Link:
         self._turning = 0  # the thread that is in ``on_turn``
         self._sock: BufferedSocket | None = None
         self._poller = poller or Poller()
-        dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes)
+        dial = partial(_dial, self.settings, persistent=persistent, max_packet_bytes=max_packet_bytes, will=will)
         self._dialler = Dialler(dial, None if poller is None else poller.wake)
 
     @property
@@ -137,7 +138,7 @@ class Link:
 
     def steps(self) -> Generator[float, Collection[int], None]:
         """Run one turn in steps (``turn_all``). Yield for how many seconds nothing is due, get the descriptors that can be read,
-        yield once more before the handler's turn.
+        yield a second time before the handler's turn.
         """
         now = time.monotonic()
         if self._dialler.under_way or (
@@ -314,12 +315,15 @@ class Link:
         if self._sock is not None:
             self._lose(Disconnected(self.epoch if self.connected else 0, why, reason))
 
-    def disconnect(self) -> None:
-        """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""
+    def disconnect(self, *, forget: bool = False) -> None:
+        """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent; with ``forget`` the broker
+        deletes it (MQTT 5).
+        """
         if self._sock is not None:
             if self.connected:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
-                self._sock.send(packets.DISCONNECT_PACKET)
+                forgets = forget and self._reader.mqtt5
+                self._sock.send(packets.FORGET_PACKET if forgets else packets.DISCONNECT_PACKET)
             self._close_socket()
         self._dialler.cancel()
         self.reconnects.lost = None
@@ -367,9 +371,11 @@ def run(link: Link, over: Callable[[], bool], timeout: float = 1.0) -> None:
         link.close()
 
 
-def _dial(settings: MqttSettings, receive_maximum: int, *, persistent: bool, max_packet_bytes: int) -> BufferedSocket:
+def _dial(
+    settings: MqttSettings, receive_maximum: int, *, persistent: bool, max_packet_bytes: int, will: Will | None
+) -> BufferedSocket:
     """Return a socket to the broker on which CONNECT was sent. Raises as ``dialled``, and ValueError."""
-    packet = packets.connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum)
+    packet = packets.connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum, will=will)
     sock = dialled(settings, max_packet_bytes)
     sock.send(packet)
     sock.flush()

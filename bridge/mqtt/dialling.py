@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 from bridge.errors import ConfigError
@@ -15,47 +16,6 @@ DIAL_ERRORS: Final = (OSError, ValueError, ConfigError)
 """What a dial raises if there is no connection."""
 
 
-class _Attempt:
-    """A dial in a thread. All methods are called by another one."""
-
-    def __init__(self, dial: Callable[[], BufferedSocket], wake: Callable[[], None]) -> None:
-        self._dial = dial
-        self._wake = wake
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._sock: BufferedSocket | None = None
-        self._error: Exception | None = None
-        self.ended = False
-        threading.Thread(target=self._run, name="mqtt-dial", daemon=True).start()
-
-    def _run(self) -> None:
-        sock: BufferedSocket | None = None
-        try:
-            sock = self._dial()
-        except Exception as e:  # noqa: BLE001 - raised by ``result``
-            self._error = e
-        with self._lock:
-            if not self._cancelled:
-                self._sock, sock = sock, None
-                self.ended = True
-                self._wake()
-        if sock is not None:
-            sock.close()
-
-    def result(self) -> BufferedSocket:
-        if self._error is not None:
-            raise self._error
-        assert self._sock is not None
-        return self._sock
-
-    def cancel(self) -> None:
-        with self._lock:
-            self._cancelled = True
-            sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
-
-
 class Dialler:
     """Dials for one link, one attempt after the other."""
 
@@ -65,7 +25,8 @@ class Dialler:
         """
         self._dial = dial
         self._wake = wake
-        self._attempt: _Attempt | None = None
+        # No executor: its threads would keep a process that ends waiting for a broker that does not answer.
+        self._attempt: Future[BufferedSocket] | None = None
 
     @property
     def under_way(self) -> bool:
@@ -79,14 +40,29 @@ class Dialler:
         if self._wake is None:
             return self._dial(receive_maximum)
         if self._attempt is None:
-            self._attempt = _Attempt(lambda: self._dial(receive_maximum), self._wake)
-        if not self._attempt.ended:
+            self._attempt = Future()
+            args = self._attempt, receive_maximum, self._wake
+            threading.Thread(target=self._run, args=args, name="mqtt-dial", daemon=True).start()
+        if not self._attempt.done():
             return None
         attempt, self._attempt = self._attempt, None
         return attempt.result()
 
+    def _run(self, attempt: Future[BufferedSocket], receive_maximum: int, wake: Callable[[], None]) -> None:
+        try:
+            attempt.set_result(self._dial(receive_maximum))
+        except Exception as e:  # noqa: BLE001 - raised by ``result``
+            attempt.set_exception(e)
+        if self._attempt is attempt:
+            wake()
+
     def cancel(self) -> None:
         """End the attempt that is under way: its socket is closed when it is there."""
-        if self._attempt is not None:
-            self._attempt.cancel()
-            self._attempt = None
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.add_done_callback(_close)
+
+
+def _close(attempt: Future[BufferedSocket]) -> None:
+    if attempt.exception() is None:
+        attempt.result().close()

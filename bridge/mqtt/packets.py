@@ -9,13 +9,14 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from bridge.mqtt.types import Connected, PublishProperties, Subscription
+from bridge.mqtt.types import Connected, PublishProperties, Subscription, Will
 from bridge.settings.mqtt import MqttSettings
 
 __all__ = [
     "CONNACK",
     "DISCONNECT",
     "DISCONNECT_PACKET",
+    "FORGET_PACKET",
     "NAMES",
     "PINGRESP",
     "PUBACK",
@@ -64,6 +65,9 @@ _MAX_REMAINING: Final = 268_435_455
 
 DISCONNECT_PACKET: Final = b"\xe0\0"
 """DISCONNECT with the reason 0, "Normal disconnection", which may be left out (MQTT 5, 3.14.2.1)."""
+
+FORGET_PACKET: Final = b"\xe0\7\0\5\x11\0\0\0\0"
+"""The same with the Session Expiry Interval 0 (MQTT 5, 3.14.2.2.2)."""
 
 _NAMES: Final = {"3.1": b"\0\6MQIsdp\3", "3.1.1": b"\0\4MQTT\4", "5": b"\0\4MQTT\5"}
 """Name and version of the protocol (MQTT 5, 3.1.2.1 and 3.1.2.2; MQTT 3.1, CONNECT)."""
@@ -353,7 +357,9 @@ def _numbers(body: bytes) -> dict[int, int]:
     return found
 
 
-def connect_packet(settings: MqttSettings, *, persistent: bool, receive_maximum: int) -> bytes:
+def connect_packet(
+    settings: MqttSettings, *, persistent: bool, receive_maximum: int, will: Will | None = None
+) -> bytes:
     """Return CONNECT (MQTT 5, 3.1) with the current credentials.
 
     Raises ValueError if a text is too long for MQTT or not UTF-8.
@@ -361,6 +367,11 @@ def connect_packet(settings: MqttSettings, *, persistent: bool, receive_maximum:
     user, password = settings.credentials()
     flags = 0 if persistent else 0x02
     payload = text_bytes(settings.client_id)
+    if will is not None:  # at QoS 1
+        flags |= 0x04 | 1 << 3 | will.retain << 5
+        if settings.protocol == "5":
+            payload += struct.pack("!BBI", 5, 0x18, will.delay_s)
+        payload += text_bytes(will.topic) + text_bytes(will.payload)
     if user is not None:
         flags |= 0x80
         payload += text_bytes(user)

@@ -17,6 +17,7 @@ __all__ = [
     "Message",
     "PublishProperties",
     "Subscription",
+    "Will",
 ]
 
 DISCONNECT_TAKEN_OVER = 0x8E
@@ -51,6 +52,16 @@ class Message(NamedTuple):
     mid: int
     properties: PublishProperties | None
     malformed: str = ""
+
+
+class Will(NamedTuple):
+    """The message that the broker publishes at QoS 1 when a connection ends without a DISCONNECT (MQTT 5, 3.1.2.5)."""
+
+    topic: str
+    payload: bytes
+    retain: bool
+    delay_s: int = 0
+    """How long a client may take to reconnect before that, in seconds (MQTT 5, 3.1.3.2.2); at once before MQTT 5."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import asyncio
 import ssl
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -82,8 +82,13 @@ class Service(Protocol):
     def drain_deadline(self) -> float:
         """The end of draining, by the monotonic clock; valid once ``stopping`` is set."""
 
-    def intake(self, *, link: str, protocol: str, limit: int, wake: Callable[[], None]) -> Intake:
-        """Return a new intake for the handler. The service closes its producers after the last ``close``."""
+    def intake(
+        self, *, link: str, protocol: str, limit: int, wake: Callable[[], None], presence: bool = True
+    ) -> Intake:
+        """Return a new intake for the handler, which may close it. Else the service does, after the last ``close``.
+
+        Without ``presence`` a message of a device is not reported to push as a sign of life.
+        """
 
     def advertised(self, protocol: str) -> Mapping[str, str]:
         """Return the data that other live instances advertise for a protocol, by instance. It blocks.
@@ -125,9 +130,9 @@ class ProtocolHandler(ABC):
     def start(self, service: Service) -> None:
         """START: Pulsar is provisioned. Keep ``service``; do not block longer than a start takes."""
 
-    def listeners(self) -> Mapping[Address, Acceptor]:
+    def listeners(self) -> Iterable[tuple[Address, Acceptor]]:
         """Return the addresses to listen on, called once after ``start``. The service binds and closes them."""
-        return {}
+        return ()
 
     def readiness(self) -> Mapping[str, bool]:
         """Return for each part (a link, a listener) whether messages flow through it. Any thread may call it."""

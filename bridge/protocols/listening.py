@@ -13,7 +13,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -84,13 +84,18 @@ class Listening:
         self._part.turned(time.monotonic())
         self.loop.call_later(_BEAT_S, self._beat)
 
-    def open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
+    def connections(self) -> dict[str, int]:
+        """Return the number of open connections of each handler. Any thread may call it."""
+        found = {name: list(sockets) for name, sockets in list(self._connections.items())}
+        return {name: sum(one.fileno() >= 0 for one in sockets) for name, sockets in found.items()}
+
+    def open(self, name: str, listeners: Iterable[tuple[Address, Acceptor]]) -> list[Address]:
         """Listen for the handler ``name``. Returns the bound addresses. Raises TerminalError if one is in use."""
         return asyncio.run_coroutine_threadsafe(self._open(name, listeners), self.loop).result()
 
-    async def _open(self, name: str, listeners: Mapping[Address, Acceptor]) -> list[Address]:
+    async def _open(self, name: str, listeners: Iterable[tuple[Address, Acceptor]]) -> list[Address]:
         bound: list[Address] = []
-        for address, acceptor in listeners.items():
+        for address, acceptor in listeners:
             try:
                 sockets = await self._bind(address)
             except OSError as e:

@@ -241,17 +241,22 @@ class PulsarClient:
             return self._clients[url]
 
     def _call(self, operation: str, topic: str, action: str, call: Callable[[pulsar.Client], T]) -> T:
-        """Return the result of ``call``; if it fails, that of another client if other hosts answer now."""
-        client = self._client
-        try:
-            with self._errors(operation, topic, action):
-                return call(client)
-        except TransientError:
-            if len(addresses(self.settings.service_url)) == 1 or (other := self._connect()) is client:
-                raise
-            self._client = other
-        with self._errors(operation, topic, action):
-            return call(other)
+        """Return the result of ``call``; if it fails, that of another client if other hosts answer now.
+
+        An error names the host that failed, which Pulsar's client does not.
+        """
+        several = len(addresses(self.settings.service_url)) > 1
+        while True:
+            client = self._client
+            try:
+                with self._errors(operation, topic, action):
+                    return call(client)
+            except TransientError as e:
+                if several:
+                    several, self._client = False, self._connect()
+                if self._client is client:
+                    problem = self._wire.owner_problem(topic)
+                    raise TransientError(f"{e.what}; {problem}", remedy=e.remedy) if problem else e from None
 
     def _follow_password(self, used: tuple[str, bytes]) -> None:
         """Replace the client when the file has a new password that a broker accepts. Runs on its own thread.
@@ -429,6 +434,10 @@ class PulsarClient:
                 initial_position=pulsar.InitialPosition.Earliest,
             ),
         )
+
+    def has_owner(self, partition: str) -> bool:
+        """Return whether the broker answers that owns the partition. Blocks for ``pulsar.operation_timeout`` at most."""
+        return not self._wire.owner_problem(partition)
 
     def close(self) -> None:
         """Close the connection and all that was made from it. Queued messages that are not flushed are lost (H9)."""

@@ -299,7 +299,8 @@ def watching_compaction(
                         if local in rewriters:
                             ages.ask(names[number], moved, time.time(), partial(rewriters[local], number))
 
-    with watching("push-compaction", _EVERY_S, follow, over=lambda: health.ending):
+    # To the end of its call: it reads with a client of its own.
+    with watching("push-compaction", _EVERY_S, follow, over=lambda: health.ending, patience_s=None):
         yield
 
 

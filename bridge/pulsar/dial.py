@@ -18,6 +18,7 @@ from typing import Final
 
 from bridge.contract import namespace_of
 from bridge.errors import DeniedError, ForbiddenError, PulsebridgeError, RefusedError, TransientError
+from bridge.pulsar.errors import as_our_error
 from bridge.pulsar.oauth2 import access_token
 from bridge.pulsar.wire import commands
 from bridge.settings.pulsar import PulsarSettings, hosts_of
@@ -181,7 +182,7 @@ def open_connection(
 
     ``proxy_to`` is the address of the broker to which a proxy at this address forwards. Raises as ``dial``.
     """
-    where = f"Pulsar at {host}:{port}"
+    where = f"Pulsar at {host}:{port}" + (f" for {proxy_to}" if proxy_to else "")
     secure = settings.service_url.startswith("pulsar+ssl:")
     offered = credentials(settings)
     link: socket.socket | None = None
@@ -233,7 +234,7 @@ def _talk(link: socket.socket, connect: bytes, settings: PulsarSettings, where: 
                 f"{where} does not accept our credentials: {error.text}",
                 remedy=credentials_remedy(settings),
             )
-        raise RefusedError(f"{where} refused the connection: {error.text}")
+        raise as_our_error(error, f"{where} refused the connection")  # a proxy: the broker is down
     raise TransientError(f"{where} answered CONNECT with a command of type {answer.kind}")
 
 

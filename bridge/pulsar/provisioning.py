@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 import structlog
 
@@ -60,6 +61,9 @@ __all__ = [
 
 log = structlog.get_logger("provisioning")
 
+_TERMINATED: Final = "Terminated"
+"""State of the ledger of a partition that accepts no more messages."""
+
 
 @dataclass
 class Found:
@@ -85,6 +89,11 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
     """
     settings = admin.settings
     needs = push_needs(settings, commands_topic)
+    if settings.command_generation and not partitions_ready(admin, needs.topics[-1]):
+        raise TerminalError(
+            f"generation {settings.command_generation} of the commands is not open",
+            remedy="stop push, and run `pulsebridge commands move` to these settings",
+        )
     if settings.provision == "create":
         admin.provision_namespaces()
         for need in needs.topics:
@@ -105,6 +114,12 @@ def provision_commands(admin: PulsarAdmin, commands_topic: str | None = None) ->
                 remedy=f"{what} in the partition of its device: delete the wrong topic, or use another "
                 "pulsar.system_namespace",
             )
+    state = admin.internal_stats(partition_name(commands, 0)).get("state") if partitions else ""
+    if state == _TERMINATED:
+        raise TerminalError(
+            f"{commands} was terminated: it accepts no commands",
+            remedy="use the settings to which `pulsebridge commands move` has moved the commands",
+        )
     return partitions
 
 

@@ -26,6 +26,8 @@ log = structlog.get_logger("health")
 _PATIENCE: Final = 3
 """Pulsar counts as unreachable after this many intervals without an answer."""
 _LOOKUP_S: Final = 5.0
+_END_S: Final = 1.0
+"""A stop has five seconds for all that follows the drain, and a Pulsar that hangs answers none of them."""
 
 
 @contextmanager
@@ -36,12 +38,12 @@ def watching(
     *,
     over: Callable[[], bool],
     failed: Callable[[PulsebridgeError], None] = lambda _error: None,
-    patience_s: float | None = None,
+    patience_s: float | None = _END_S,
 ) -> Iterator[None]:
     """Call ``ask`` every ``every_s`` seconds in its own thread while the block runs. ``failed`` gets its PulsebridgeErrors.
 
     Once ``over`` is true, there are no further calls, so that the process's end does not wait for an answer. The end of
-    the block waits for the current call, at most ``patience_s`` seconds.
+    the block waits for the current call, at most ``patience_s`` seconds, or without a limit for None.
     """
     stopping = threading.Event()
 
@@ -86,7 +88,7 @@ def watching_pulsar(settings: Settings, health: Health, topic: str) -> Iterator[
 
     try:
         # A stop does not wait for an answer: a closed client ends the look-up.
-        with watching("pulsar-watch", interval_s, ask, over=lambda: health.ending, failed=failed, patience_s=1.0):
+        with watching("pulsar-watch", interval_s, ask, over=lambda: health.ending, failed=failed):
             yield
     finally:
         with suppress(PulsebridgeError):  # closed either way

@@ -17,14 +17,14 @@ Concepts, one name each:
 - *receipt*: the final state of a command, for its writer (``settlement``, ``bridge.pulsar.batch_writer``).
 - *retention*: up to where Pulsar may trim (``retention``, ``bridge.pulsar.compaction``).
 - *owner*: the one process that pushes a partition's commands (``supervisor``, ``connection``, ``ownership``, ``owner``).
-- *share*: what a process owns or would own of the partitions that all push processes divide (``sharing``, ``instance``).
+- *share*: what a process owns or would own of the partitions that all push processes divide (``bridge.protocols.sharing``).
 - *presence*: signs of life and of absence (``probes``).
 - *resume*: a device asks for all that comes after a position (``resume``, ``resume_answers``, ``request_log``).
 - *group entry*: a command of a group, as an index into the group's log (``groups``).
 - *relocation*: commands that are parked for long move to a topic of their own (``retention``).
 
 The core decides and has no socket, thread or clock: ``partition`` routes events over components that each own their state.
-The shell has them: while ``instance`` wants a partition here, its ``supervisor`` runs one session after another. In a session
+The shell has them: while ``SharingInstance`` wants a partition here, its ``supervisor`` runs one session after another. In a session
 a standby waits for the ownership over its ``connection``, and becomes an ``owner``, which hands events to the core and begins
 its actions.
 """

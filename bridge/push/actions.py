@@ -212,9 +212,8 @@ class Outbox:
         self.writes -= 1
 
     def store_receipt(self, tracked: TrackedCommand, state: str, reason: str) -> None:
-        """Write the receipt of a command, which needs its payload no more."""
+        """Write the receipt of a command."""
         self.write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
-        tracked.drop_payloads()
 
     def remove_segment(self, key: str) -> None:
         """Remove a segment."""

@@ -36,7 +36,7 @@ class BrokerLink(LinkHandler):
     _settings: Settings
     """With this broker as ``mqtt``."""
     _session: Connection
-    _poller: Poller | None
+    _poller: Poller
     up: bool = False
     """Whether commands may be sent."""
     tried: bool = False
@@ -62,9 +62,7 @@ class BrokerLink(LinkHandler):
             poller=self._poller,
         )
         session = self._session
-        self.inbound = Inbound(
-            self._settings, session.log, self.link, session.metrics.all, self.up_if_ready, self.name
-        )
+        self.inbound = Inbound(self._settings, session.log, self.link, session.metrics.all, self.up_if_ready, self.name)
 
     @property
     def proven(self) -> bool:
@@ -113,7 +111,7 @@ class BrokerLink(LinkHandler):
     def _refuse(self, error: DeniedError) -> None:
         """Raise an error that makes a broker useless, unless there are others: then its devices wait until it is fixed."""
         self.denied = True
-        if not self.name or self._session.denied:
+        if self._session.denied:
             raise error
         self.why = error.what
         self._session.show_link(self)
@@ -162,7 +160,3 @@ class BrokerLink(LinkHandler):
                 "that this one is the owner",
                 remedy="give each installation its own push.client_id",
             )
-
-    def on_turn(self, now: float) -> None:
-        """Triggered at the end of each turn of a single link."""
-        self._session.on_turn(now)

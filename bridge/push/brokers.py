@@ -22,11 +22,6 @@ class Brokers:
     names: Mapping[str, str]
     """By link of ingest the name of its broker."""
 
-    @property
-    def several(self) -> bool:
-        """Whether there is more than one."""
-        return len(self.settings) > 1
-
     def named(self, link: str) -> str:
         """Return the broker of a link of ingest, "" for an unknown one."""
         return self.names.get(link, "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from bridge.contract import Receipt
+from bridge.contract import BROADCAST_STATE, DELIVERIES, Receipt
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.push.limits import Limits
 from bridge.push.states import CommandEvent, CommandState, next_state
@@ -37,6 +37,7 @@ class TrackedCommand:
     maybe_seen: bool = False
     """A former owner may have sent it."""
     pushed_at_us: int = 0
+    """The last push. Without one: when the entry of a broadcast came that waits for the answer to that."""
     confirmed_at_us: int = 0
     answer: Answer | None = None
     pulled: bool = False
@@ -68,20 +69,17 @@ class TrackedCommand:
         """Change the state. Raises IllegalTransitionError."""
         self.state = next_state(self.state, event)
 
-    def drop_payloads(self) -> None:
-        """Release the memory of the payloads, which the receipt contains."""
-        self.command = replace(self.command, payload=b"")
-        if self.answer is not None:
-            self.answer = self.answer._replace(payload=b"")
-
 
 def receipt_of(tracked: TrackedCommand, partition: int, state: str, reason: str) -> Receipt:
-    """Return the receipt of a command in a final state."""
+    """Return the receipt of a command in a final state. That of a broadcast is one of its group command."""
     command = tracked.command
     answer = tracked.answer or Answer(b"", 0, 0)
+    if command.is_broadcast:
+        ended = "" if state in DELIVERIES else state
+        state, reason = BROADCAST_STATE, ": ".join(one for one in (ended, reason) if one)
     return Receipt(
-        command_id=command.command_id,
-        device=command.device,
+        command_id=command.ref.command_id if command.is_broadcast and command.ref else command.command_id,
+        device="" if command.is_broadcast else command.device,
         mqtt_topic=command.mqtt_topic,
         state=state,
         reason=reason,
@@ -216,6 +214,8 @@ class CommandRegistry:
 
 _ATTEMPTS: Final = 20_000
 _ANSWERS: Final = 1000
+_BROADCAST_BYTES: Final = 64 * 1024 * 1024
+"""Answers to broadcasts: some 90,000 short ones. Devices name themselves (H35)."""
 
 V = TypeVar("V")
 
@@ -232,7 +232,7 @@ class LateAnswers:
 
     An answer names a position. The owner remembers whose command that is for the last commands that it sent without an
     answer, and the last answers to them. Both lists are bounded; a forgotten command is sent again, marked as a
-    repetition.
+    repetition. The answer to a broadcast names the group command instead, and most come before the entry of their device.
     """
 
     def __init__(self, *, answers: bool) -> None:
@@ -240,6 +240,8 @@ class LateAnswers:
         self._enabled = answers
         self._attempts: OrderedDict[CommandPosition, _Attempt] = OrderedDict()
         self._answers: OrderedDict[CommandPosition, Answer] = OrderedDict()
+        self._broadcasts: OrderedDict[str, dict[CommandPosition, Answer]] = OrderedDict()  # by device
+        self._bytes = 0  # of these, about
 
     def attempted(self, tracked: TrackedCommand) -> None:
         """A command, which may have been sent, waits in Pulsar again."""
@@ -259,20 +261,47 @@ class LateAnswers:
         """The device has answered a command that waits in Pulsar."""
         _put(self._answers, position, answer, _ANSWERS)
 
+    def give_broadcast(self, device: str, position: CommandPosition, answer: Answer) -> None:
+        """A device has answered the broadcast of the group command at ``position``, and its entry is not in memory."""
+        theirs = self._broadcasts.setdefault(device, {})
+        self._bytes += 0 if position in theirs else _size(device, answer)
+        theirs.setdefault(position, answer)
+        self._broadcasts.move_to_end(device)
+        while self._bytes > _BROADCAST_BYTES:
+            self._forget_broadcasts(next(iter(self._broadcasts)))
+
+    def _take_broadcast(self, command: Command) -> Answer | None:
+        theirs = self._broadcasts.get(command.device) if command.ref is not None and command.was_broadcast else None
+        if not theirs or command.ref is None or command.ref.position not in theirs:
+            return None
+        answer = theirs.pop(command.ref.position)
+        self._bytes -= _size(command.device, answer)
+        if not theirs:
+            del self._broadcasts[command.device]
+        return answer
+
+    def _forget_broadcasts(self, device: str) -> None:
+        for answer in self._broadcasts.pop(device, {}).values():
+            self._bytes -= _size(device, answer)
+
     def settle(self, tracked: TrackedCommand) -> bool:
-        """Give a pulled command the answer that came before it. Returns whether there was one."""
+        """Give a command the answer that came before it. Returns whether there was one."""
         answer = self._answers.pop(tracked.position, None)
+        if answer is None:
+            answer = self._take_broadcast(tracked.command)
         if answer is None:
             return False
         attempt = self._attempts.pop(tracked.position, None)
         if attempt is not None:
             tracked.attempts = max(tracked.attempts, attempt.attempts)
             tracked.pushed_at_us, tracked.confirmed_at_us = attempt.pushed_at_us, attempt.confirmed_at_us
+        tracked.attempts = max(1, tracked.attempts)  # a broadcast is one
         tracked.answer = answer
         return True
 
     def forget_device(self, name: str) -> None:
         """The device wants its commands again, answered or not."""
+        self._forget_broadcasts(name)
         for position in [position for position, one in self._attempts.items() if one.device == name]:
             self.forget(position)
 
@@ -280,6 +309,10 @@ class LateAnswers:
         """The command is settled."""
         self._attempts.pop(position, None)
         self._answers.pop(position, None)
+
+
+def _size(device: str, answer: Answer) -> int:
+    return 700 + 4 * len(device) + len(answer.payload)
 
 
 def _put(into: OrderedDict[CommandPosition, V], position: CommandPosition, value: V, most: int) -> None:

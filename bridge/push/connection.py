@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from bridge.errors import FencedError, TransientError
 from bridge.health import Part
 from bridge.mqtt.turns import turn_all
 from bridge.poller import Poller
@@ -19,7 +18,7 @@ from bridge.pulsar.sending import Failed, Stored
 from bridge.push.broker_link import BrokerLink
 from bridge.push.brokers import brokers_of
 from bridge.push.metrics import PartitionMetrics
-from bridge.push.ownership import Checked, Ownership, Proof, ProofChecks
+from bridge.push.ownership import Checked, Ownership, Proof
 from bridge.push.partition_log import PartitionLog
 from bridge.settings import Settings
 
@@ -30,7 +29,6 @@ __all__ = ["Connection"]
 
 log = structlog.get_logger("push")
 
-_PROOF_S: Final = 5.0
 _GATHER_S: Final = 0.005
 """The answers of Pulsar are handled together: unlike commands, cursors and receipts are not urgent."""
 _OTHERS_S: Final = 2.0
@@ -53,15 +51,12 @@ class Connection:
         self._part = part
         self._stopping = stopping
         self._inbox: deque[object] = deque()
-        self._news = threading.Event()  # something was posted
         self.owner: Owner | None = None
         """Gets what happens, once the partition is ours; a standby has none."""
         self.log = PartitionLog(settings.pulsar, partition, self.post)
         self.brokers = brokers_of(settings)
-        self._poller = Poller() if self.brokers.several else None  # which the links share
-        self.ownership = Ownership(self.log.cursors, tuple(self.brokers.settings))
-        self._checks = ProofChecks(self.log.cursors, self.post, lambda error: self.post(Failed(error)))
-        self._proofs: dict[str, Proof] = {}  # under way, of brokers to which the connection was lost
+        self._poller = Poller()  # which the links share
+        self.ownership = Ownership(self.log.cursors, self.post, tuple(self.brokers.settings))
         self._next_check = 0.0
         self._accepted_at: float | None = None
         self.links = {
@@ -86,8 +81,7 @@ class Connection:
 
     def wake(self) -> None:
         """End the present wait."""
-        self._news.set()
-        self.links[self.first].link.wake()
+        self._poller.wake()
 
     # --- turns ---
 
@@ -114,22 +108,22 @@ class Connection:
         return all(one.denied for one in self.links.values())
 
     def turn(self, most_s: float) -> None:
-        """Handle what comes, for ``most_s`` seconds at most. Raises FencedError or TransientError."""
-        if self._poller is None and self.ownership.lost:
-            self._prove()
-            return
-        self._turn_links(most_s)
+        """Handle what comes, for ``most_s`` seconds at most. Raises FencedError."""
+        self.drain_turn(most_s)
         now = time.monotonic()
-        links = [one.link for one in self.links.values()]
-        if all(link.connected for link in links):
+        links = [one.link for one in self.links.values() if one.link.connected]
+        if len(links) == len(self.links):
             self.ownership.ping(links, now)
-        elif self._poller is not None and self.ownership.own is not None and now >= self._next_check:
+        elif links and self.ownership.own is not None and now >= self._next_check:
             self._next_check = now + _CHECK_S
-            self.ownership.write(0)
+            self.ownership.write()
 
-    def drain_turn(self) -> None:
-        """Handle what comes at the end of a session, without proofs that block."""
-        self._turn_links(0.2)
+    def drain_turn(self, most_s: float = 0.2) -> None:
+        """Handle what comes at the end of a session, when no proof is needed for long."""
+        busy = self.log.writing or (self.owner is not None and self.owner.busy)
+        lost = self.ownership.lost
+        links = [one.link for name, one in self.links.items() if name not in lost]
+        turn_all(links, self._poller, min(most_s, _GATHER_S) if busy else most_s, self.on_turn)
 
     def turns_until(self, done: Callable[[], bool]) -> bool:
         """Handle what comes until ``done`` returns True. Returns False when the process stops."""
@@ -142,36 +136,6 @@ class Connection:
     def begin(self) -> None:
         """Have commands sent once the records are stored that this writes."""
         self.ownership.begin({name: one.link.epoch for name, one in self.links.items() if one.link.connected})
-
-    def _turn_links(self, most_s: float) -> None:
-        busy = self.log.writing or (self.owner is not None and self.owner.busy)
-        rest_s = min(most_s, _GATHER_S) if busy else most_s
-        if self._poller is None:
-            self.links[self.first].link.turn(rest_s)
-            return
-        lost = self.ownership.lost
-        for name in lost:
-            if name not in self._proofs:
-                self._proofs[name] = self.ownership.write(0, name)
-        links = [one.link for name, one in self.links.items() if name not in lost]
-        turn_all(links, self._poller, rest_s, self.on_turn)
-
-    def _prove(self) -> None:
-        """Have Pulsar confirm the ownership, without touching MQTT.
-
-        Raises FencedError when another process was the owner in between, TransientError when no answer comes.
-        """
-        proof = self.ownership.write(0)
-        end = time.monotonic() + _PROOF_S
-        while not proof.stored and not self._stopping.is_set():
-            left = end - time.monotonic()
-            if left <= 0:
-                partition = self.log.partition
-                raise TransientError(f"Pulsar has not confirmed for {_PROOF_S:g} s that partition {partition} is ours")
-            self._news.wait(left)
-            self._news.clear()
-            self.on_turn(time.monotonic())
-        self.ownership.found(self.first)
 
     def show_link(self, link: BrokerLink) -> None:
         """Show whether a link is up, and the process ready if all are."""
@@ -187,8 +151,8 @@ class Connection:
         for one in self.links.values():
             one.link.disconnect()
             self.metrics.link_up(self.brokers.shown(one.name), False)
-        self.links[self.first].link.close()
-        self._checks.close()
+        self._poller.close()
+        self.ownership.close()
         self.log.close()
 
     def on_turn(self, now: float) -> None:
@@ -207,32 +171,15 @@ class Connection:
         if isinstance(event, Stored):
             self.log.writes.unanswered -= 1
             if isinstance(event.token, Proof):
-                self._stored(event.token)
+                self.ownership.stored(event.token)
+                self._up(event.token)
                 return
         if isinstance(event, Checked):
-            self._checked(event)
+            self.ownership.checked(event)
+            self._up(event.proof)
         elif self.owner is not None:
             self.owner.receive(event)
 
-    def _stored(self, proof: Proof) -> None:
-        own = self.ownership.own
-        if self._poller is not None and own is not None:
-            self._checks.add(proof, own)
-            return
-        self.ownership.accept(proof)
-        self._accepted(proof)
-
-    def _checked(self, event: Checked) -> None:
-        if event.where is None:
-            raise FencedError("another process owned it in between")
-        self.ownership.own = event.where
-        self._checks.done(event.where)
-        self.ownership.accepted(event.proof)
-        self._accepted(event.proof)
-
-    def _accepted(self, proof: Proof) -> None:
-        if self._proofs.get(proof.link) is proof:
-            del self._proofs[proof.link]
-            self.ownership.found(proof.link)
-        if proof.link in self.links:
+    def _up(self, proof: Proof) -> None:
+        if proof.stored and proof.epoch:
             self.links[proof.link].up_if_ready()

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import chain
 from typing import Final
 
 from bridge.contract.commands import CommandPosition
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, ids_device, ids_key, read_term, term_record
+from bridge.contract.cursors import (
+    OWNER_KEY,
+    TERM_KEY,
+    OwnerRecord,
+    RememberedIds,
+    Term,
+    ids_device,
+    ids_key,
+    is_plain_ids,
+    plain_cursor,
+    read_term,
+    term_record,
+)
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.contract.segments import segment_device
 from bridge.contract.tagged_positions import new_secret
@@ -18,6 +31,7 @@ from bridge.pulsar.client import EARLIEST, MessageId, Producer, PulsarClient
 from bridge.pulsar.messages import leave_out_foreign, read_records
 from bridge.pulsar.sending import Writes, owners_producer
 from bridge.push.cursor import Cursor
+from bridge.push.cursor_store import CursorStore
 from bridge.push.partition import Partition
 from bridge.unreadable import leave_out
 
@@ -53,10 +67,13 @@ class _Terms:
 class CursorRecords:
     """What a cursors partition contains: cursors by device, segments of parked ids, and the last record of an owner."""
 
-    def __init__(self, capacity: int) -> None:
-        """``capacity`` is how many settled ids each cursor remembers."""
+    def __init__(self, capacity: int, confirmed_since_ms: int = 0) -> None:
+        """``capacity`` is how many settled ids each cursor remembers. What the broker alone confirmed before
+        ``confirmed_since_ms`` is not sent again.
+        """
         self._capacity = capacity
-        self.by_device: dict[str, Cursor] = {}
+        self._confirmed_since_ms = confirmed_since_ms
+        self.by_device = CursorStore(capacity)
         self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         """Segments of parked ids, by device and key."""
         self.stale: set[str] = set()
@@ -65,12 +82,12 @@ class CursorRecords:
         """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
         compacted away, and its commands since may have been sent."""
         self.unread_ids: list[tuple[str, str]] = []
-        """Key and reason of those that ``whole`` left out."""
+        """Key and reason of those that were left out."""
         self.owner: OwnerRecord | None = None
         self.served: OwnerRecord | None = None
         """The last record of an owner that may have sent commands."""
-        self.secret = b""
-        """The partition's secret, from the last term that began; empty before the first."""
+        self.term = Term(b"")
+        """The last term that began."""
         self.clean = False
         """Whether the former owner left cleanly, or there was none, and every record was read."""
         self.until = EARLIEST
@@ -79,7 +96,6 @@ class CursorRecords:
         """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
         self._terms = _Terms()
         self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
-        self._ids: dict[str, dict[int, bytes]] = {}  # apart from the cursors: by device and term
 
     def take(self, key: str, payload: bytes, writer: str = "") -> bool:
         """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
@@ -89,7 +105,7 @@ class CursorRecords:
         """
         term = self._terms.of(writer)
         if key == TERM_KEY:
-            self.secret = read_term(payload)
+            self.term = read_term(payload)
             self._terms.begin(writer)
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
@@ -104,54 +120,66 @@ class CursorRecords:
         elif key.startswith(_OURS):
             return False
         elif not payload:
-            self.by_device.pop(key, None)  # a tombstone
-            self._ids.pop(key, None)
-        else:
+            self.by_device.remove(key)  # a tombstone
+        elif not self._take_plain(key, payload, term):
             try:
                 self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
             except ContractError:
                 if name_problem(key, MAX_NAME_BYTES) is None:
-                    self.by_device.setdefault(key, Cursor(self._capacity))
+                    if key not in self.by_device:
+                        self.by_device.replace_record(key, term, Cursor(self._capacity).encode())
                     self.uncertain.add(key)
                 raise
         return True
 
-    def whole(self) -> dict[str, Cursor]:
-        """Return the cursors with all their ids, once all records were read. Ids that cannot be read are left out."""
-        for device in [device for device in self._ids if device in self.by_device]:
-            for _, payload in sorted(self._ids.pop(device).items(), reverse=True):
-                try:
-                    self.by_device[device].with_ids(payload)  # before those that are known: the older ones come last
-                except ContractError as e:
-                    self.unread_ids.append((ids_key(device), str(e)))
-        self.stale.intersection_update(self.by_device)
-        self.uncertain.intersection_update(self.by_device)
+    def whole(self) -> CursorStore:
+        """Return the cursors, once all records were read."""
+        self.stale = {device for device in self.stale if device in self.by_device}
+        self.uncertain = {device for device in self.uncertain if device in self.by_device}
         return self.by_device
 
     @property
     def orphans(self) -> list[str]:
-        """Devices of which ``whole`` leaves nothing but ids: no owner would write or read these records again."""
-        return list(self._ids)
+        """Devices of which nothing is left but ids: no owner would write or read these records again."""
+        return self.by_device.orphans
 
     def _take_ids(self, device: str, payload: bytes, term: int) -> None:
         """One owner's ids include those of the owners before; a late write of a former owner may have some more."""
         if not payload:
-            self._ids.pop(device, None)
+            self.by_device.remove_ids(device)
             return
-        known = self._ids.setdefault(device, {})
-        if not self._capacity:
-            return
-        if known and term < max(known):
-            self.stale.add(device)
+        try:
+            if not is_plain_ids(payload):
+                RememberedIds.decode(payload, self._capacity)
+        except ContractError as e:
+            self.unread_ids.append((ids_key(device), str(e)))
         else:
-            known.clear()
-        known[term] = payload
+            if self.by_device.add_ids(device, term, payload):
+                self.stale.add(device)
+
+    def _take_plain(self, device: str, payload: bytes, term: int) -> bool:
+        """Add a cursor as it is if that needs no look at more of it and of an earlier one than their positions. Returns
+        whether it was added.
+        """
+        plain = None if term == _LATE or device in self.stale else plain_cursor(payload)
+        if plain is None:
+            return False
+        if not self.by_device.add_record(device, term, payload):
+            earlier = plain_cursor(self.by_device.record(device) or b"")
+            if earlier is None or earlier.position > plain.position:
+                return False
+            self.by_device.replace_record(device, term, payload)
+        self.uncertain.discard(device)
+        if plain.confirmed_ms and plain.confirmed_ms >= self._confirmed_since_ms:
+            self.by_device.watched.add(device)
+        return True
 
     def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
         """Add a cursor. A write of a replaced owner may be stored when its successor leaves: it has the lower position, or
         does not know of commands that the successor sends again (H26).
         """
-        earlier = self.by_device.get(device)
+        record = self.by_device.record(device)
+        earlier = None if record is None else Cursor.decode(record, self._capacity)
         if term != _LATE:
             self.uncertain.discard(device)
         elif earlier is None:  # else nothing between is hidden: of what is compacted one record is left
@@ -164,7 +192,9 @@ class CursorRecords:
             self._back_in[device] = term
         if earlier is not None and device in self.stale:
             cursor.merge(earlier)
-        self.by_device[device] = cursor
+        self.by_device.replace_record(device, term, cursor.encode())
+        if cursor.unproven or cursor.resend:
+            self.by_device.watched.add(device)
 
 
 _SHOWN: Final = 80
@@ -190,39 +220,36 @@ class CursorLog:
         """So many writes, receipts apart, Pulsar has not answered."""
         return self._writes.unanswered
 
-    def read(self, own: OwnerRecord, capacity: int) -> CursorRecords:
+    def read(self, own: OwnerRecord, capacity: int, confirmed_since_ms: int = 0) -> CursorRecords:
         """Read the partition up to ``own``, which this owner has written before. Without a secret it gets a new one.
+        The other arguments are those of ``CursorRecords``.
 
         A record that cannot be read is reported and left out. Raises TransientError when Pulsar stops answering.
         """
-        found = CursorRecords(capacity)
+        found = CursorRecords(capacity, confirmed_since_ms)
         left_ms = unread = 0
         with closing(read_records(self._client, self.topic, EARLIEST, compacted=True)) as records:
             for key, message in records:
-                payload, where = message.data(), message.message_id()
+                payload = message.data()
                 try:
                     record = owner_record(key, payload)
                     if record is not None and (record.token, record.serial) == (own.token, own.serial):
-                        found.until = where
+                        found.until = message.message_id()
                         break
                     if not found.take(key, payload, message.producer_name()):
-                        leave_out_foreign(self.topic, where, f"its key is {key[:_SHOWN]!r}", key)
+                        leave_out_foreign(self.topic, message.message_id(), f"its key is {key[:_SHOWN]!r}", key)
                 except ContractError as e:
                     unread += 1
-                    leave_out_foreign(self.topic, where, str(e), key)
+                    leave_out_foreign(self.topic, message.message_id(), str(e), key)
                 left_ms = max(left_ms, message.publish_timestamp())
         cursors, former = found.whole(), found.served
-        fresh = found.owner is None and not cursors  # an idle owner may hide the record of one that sent commands
+        fresh = found.owner is None and not len(cursors)  # an idle owner may hide the record of one that sent commands
         for key, why in found.unread_ids:
             leave_out(self.topic, why, key=key)
         found.clean = (fresh if former is None else former.clean) and not unread
-        found.secret = found.secret or new_secret()
+        found.term = found.term if found.term.secret else Term(new_secret())
         found.left_us = left_ms * 1000
         return found
-
-    def replaced_since(self, start: MessageId, own: OwnerRecord) -> bool:
-        """Return whether another owner has written between ``start`` and our record ``own``."""
-        return self.proven_since(start, own) is None
 
     def proven_since(self, start: MessageId, own: OwnerRecord) -> MessageId | None:
         """Return the position of our record ``own``, None if another owner has written between ``start`` and it."""
@@ -291,57 +318,58 @@ class CursorRewriter:
 
     def __init__(self, cursors: CursorLog) -> None:
         self._log = cursors
-        self._lost: deque[str] = deque()
-        self._slow: deque[str] = deque()  # devices, and keys of push's own
+        self._lost: Iterator[str] = iter(())
+        self._slow: Iterator[str] = iter(())  # devices, and keys of push's own
         self._parked_bytes = 0  # of a device, on the average
         self._next = 0.0
-        self._secret = b""  # of the partition, once it is taken over
+        self._term = Term(b"")  # of the partition, once it is taken over
 
     def taken_over(self, found: CursorRecords, horizon: CommandPosition | None) -> None:
         """Write outdated cursors again, and then that our term begins. ``horizon``: the last command; up to there a device
         may have received commands that no record shows, which an owner that dies meanwhile leaves to the next.
         """
-        self._secret = found.secret
-        for device in found.uncertain:
-            found.by_device[device].maybe_seen_to = horizon
+        self._term = found.term
+        found.by_device.horizon = horizon
         for device in found.stale | found.uncertain:
-            self._log.write_cursor(found.by_device[device].records(device, whole=True), None)
+            resting = found.by_device.look(device)
+            if resting is not None:
+                if device in found.uncertain:
+                    resting.cursor.maybe_seen_to = horizon
+                self._log.write_cursor(resting.cursor.records(device, whole=True), None)
+                found.by_device.put(device, resting)
         self._write_term()
         self.remove_ids(found.orphans)
 
     def _write_term(self) -> None:
-        self._log.write_record(TERM_KEY, term_record(self._secret), None)
+        self._log.write_record(TERM_KEY, term_record(self._term), None)
 
     def begin(self, event: CursorsForgotten | CursorsAged, core: Partition) -> None:
         """Note what is to be written."""
         if isinstance(event, CursorsAged):
-            devices = core.devices.stored
-            self._slow.extend((*devices, TERM_KEY))
-            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, len(devices))
+            self._slow = chain(self._slow, core.devices.stored, [TERM_KEY])
+            self._parked_bytes = core.segments.parked * _ID_BYTES // max(1, core.devices.known_count)
             return
         self._write_term()
-        self._lost = deque(core.devices.with_cursors)
-        self._slow.clear()
+        self._lost = core.devices.with_cursors
+        self._slow = iter(())
         core.segments.rewrite_all(time.time_ns() // 1000)
 
     def remove_ids(self, orphans: Iterable[str]) -> None:
         """Remove the ids of devices without any other record: no owner would write them again."""
-        self._slow.extend(map(ids_key, orphans))
+        self._slow = chain(self._slow, map(ids_key, orphans))
 
     def turn(self, core: Partition, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
-        while self._lost and self._log.unanswered < _UNANSWERED_LOST:
-            device = self._lost.popleft()
-            cursor = core.devices.cursor_of(device)
-            if cursor is not None:
-                self._log.write_cursor(cursor.records(device, whole=True), None)
+        while self._log.unanswered < _UNANSWERED_LOST and (device := next(self._lost, None)) is not None:
+            records = core.devices.records_of(device, whole=True)
+            if records:
+                self._log.write_cursor(records, None)
         if now >= self._next and self._log.unanswered < _UNANSWERED:
             self._step(core, now)
 
     def _step(self, core: Partition, now: float) -> None:
         count = size = 0
-        while self._slow and count < _STEP_DEVICES and size < _STEP_BYTES:
-            name = self._slow.popleft()
+        while count < _STEP_DEVICES and size < _STEP_BYTES and (name := next(self._slow, None)) is not None:
             count += 1
             if name == TERM_KEY:
                 self._write_term()
@@ -351,14 +379,13 @@ class CursorRewriter:
             else:
                 core.segments.rewrite(name)
                 size += self._parked_bytes
-                cursor = core.devices.cursor_of(name)
-                if cursor is not None:
-                    records = cursor.records(name, all_keys=True)
+                records = core.devices.records_of(name, all_keys=True)
+                if records:
                     size += sum(len(key) + len(payload) for key, payload in records)
                     self._log.write_cursor(records, None)
         self._next = now + _STEP_S * max(1.0, size / _STEP_BYTES)
 
     def drain(self) -> None:
         """Leave to the next owner what is not urgent. Our term must not be the oldest record."""
-        self._slow.clear()
+        self._slow = iter(())
         self._write_term()

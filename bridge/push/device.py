@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Final
 
-from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition, is_broadcaster
 from bridge.push.command import TrackedCommand
 from bridge.push.cursor import Cursor
+from bridge.push.cursor_store import CursorStore, Resting
+from bridge.push.limits import Limits
 from bridge.push.segments import Parked
 from bridge.push.states import DeviceEvent, Mode, next_mode
 
@@ -52,7 +55,7 @@ class Place:
     link: str = ""
     """Name of the broker."""
     certain: bool = False
-    """A sign of life or a probe chose the broker: one that a command names does not count."""
+    """A sign of life, a probe or an earlier command chose the broker: one that a command names does not count."""
     ready: bool = False
     """The device is in the list of those to look at, of its broker."""
 
@@ -138,38 +141,52 @@ class Device:
         return self.replay.coming + sum(1 for one in tracked if one.pulled or one.listed)
 
 
+def _is_idle(device: Device) -> bool:
+    """Return whether nothing is under way for a device, but for a write of its cursor that is due."""
+    cursor, segments, replay = device.cursor_write, device.segment_write, device.replay
+    busy = device.queue or cursor.pending or cursor.under_way or device.given_up or replay.resuming
+    return not (busy or segments.ids or segments.keys or segments.removed or device.place.ready or replay.waiting)
+
+
+_LOOKS: Final = 2
+_UNPROVEN_US: Final = 10_000_000
+
+
 class Devices:
     """Every device that the partition knows."""
 
     def __init__(
-        self, remembered_ids: int, cursors: dict[str, Cursor], locate: Callable[[Device], None] = lambda device: None
+        self,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        locate: Callable[[Device], None] = lambda device: None,
     ) -> None:
         """``locate`` gives a device the broker at which it is, as far as is known."""
-        self._remembered_ids = remembered_ids
+        self._limits = limits
         self.locate = locate
-        self.awake: dict[str, Device] = {}
-        """With something under way since the takeover."""
+        self.awake: OrderedDict[str, Device] = OrderedDict()
+        """With something under way, and some more that had something lately."""
         self.dormant: dict[str, Parked] = {}
         """Parked devices with nothing under way: their ids are all that stays in memory."""
-        self.cursors = cursors
+        self.cursors = cursors if isinstance(cursors, CursorStore) else CursorStore(limits.remembered_ids, cursors)
         """Of devices that are not awake."""
+        self._unproven: dict[int, CommandPosition] = {}  # of resting devices: by time, the oldest confirmed then
         self.dirty: dict[str, Device] = {}
         """Whose cursor is to be written."""
         self._ready: defaultdict[str, deque[Device]] = defaultdict(deque)  # by broker; of some the entry is outdated
-        self.moved = False
-        """A device that is to be looked at has moved to another broker, since the owner set it to False."""
         self._retries: list[tuple[int, str]] = []
 
     def get(self, name: str) -> Device:
         """Return a device, awake from now on."""
         device = self.awake.get(name)
         if device is None:
-            cursor = self.cursors.pop(name, None) or Cursor(self._remembered_ids)
-            device = self.awake[name] = Device(name, cursor, cursor.position)
+            resting = self.cursors.pop(name) or Resting(Cursor(self._limits.remembered_ids), BEFORE_ALL)
+            device = self.awake[name] = Device(name, *resting[:2], suspected=resting.suspected)
             parked = self.dormant.pop(name, None)
             if parked is not None:
                 device.mode, device.parked = Mode.PARKED, parked
             self.locate(device)
+            self._rest_some()
         return device
 
     def known(self, name: str) -> Device | None:
@@ -178,15 +195,53 @@ class Devices:
 
     def sleep(self, device: Device) -> None:
         """Keep only the ids of a parked device for which nothing is under way."""
-        cursor, segments, replay = device.cursor_write, device.segment_write, device.replay
-        busy = device.queue or cursor.pending or cursor.under_way or segments.ids or replay.resuming
-        listed = device.place.ready or replay.waiting or segments.keys or device.name in self.dirty
-        if device.mode is not Mode.PARKED or busy or listed or device.given_up or not len(device.parked):
-            return
+        if device.mode is Mode.PARKED and len(device.parked) and _is_idle(device) and device.name not in self.dirty:
+            self._put_aside(device)
+            self.dormant[device.name] = device.parked
+
+    def _rest_some(self) -> None:
+        """Put idle devices aside if too many are awake, those first that are awake the longest."""
+        for _ in range(min(_LOOKS, len(self.awake) - 1)):  # not the newest one
+            if len(self.awake) <= self._limits.awake:
+                return
+            oldest = next(iter(self.awake.values()))
+            if not self.rest(oldest):
+                self.awake.move_to_end(oldest.name)
+
+    def rest(self, device: Device) -> bool:
+        """Keep nothing of an idle device in memory if too many are awake. Returns whether it is put aside."""
+        parked = len(device.parked) or device.parked.overflowed_to > device.cursor.position
+        if len(self.awake) <= self._limits.awake or device.mode is not Mode.LIVE or parked:
+            return False
+        if device.name in self.dirty or not _is_idle(device):
+            return False
+        self._put_aside(device)
+        return True
+
+    def _put_aside(self, device: Device) -> None:
         del self.awake[device.name]
-        if device.cursor.has_state:
-            self.cursors[device.name] = device.cursor
-        self.dormant[device.name] = device.parked
+        cursor = device.cursor
+        if cursor.has_state:
+            self.cursors.put(device.name, Resting(cursor, device.loaded, device.suspected))
+        self._note_unproven(cursor)
+
+    def _note_unproven(self, cursor: Cursor) -> None:
+        if cursor.unproven:
+            at = cursor.unproven[-1].at_us // _UNPROVEN_US
+            first = cursor.unproven[0].one.position
+            self._unproven[at] = min(first, self._unproven.get(at, first))
+
+    def watch(self, name: str, cursor: Cursor) -> None:
+        """A device that is put aside has commands that the broker alone confirmed: wake it, unless many are awake."""
+        if len(self.awake) < self._limits.awake:
+            self.get(name)
+        else:
+            self._note_unproven(cursor)
+
+    def oldest_unproven(self, since_us: int) -> CommandPosition | None:
+        """Return the oldest command that the broker alone confirmed since then, of the devices that were put aside."""
+        self._unproven = {at: one for at, one in self._unproven.items() if (at + 1) * _UNPROVEN_US > since_us}
+        return min(self._unproven.values(), default=None)
 
     def mode_of(self, name: str) -> Mode:
         """Return the mode of a device; one without a command is LIVE."""
@@ -196,18 +251,28 @@ class Devices:
         return Mode.LIVE if device is None else device.mode
 
     def knows(self, name: str) -> bool:
-        """Return whether there was ever a command to a device; any client may invent names."""
+        """Return whether there was ever a command to a device; any client may invent names, also that of a broadcast."""
+        if is_broadcaster(name):
+            return False
         return name in self.awake or name in self.cursors or name in self.dormant
 
     # --- cursors ---
 
     @property
-    def with_cursors(self) -> list[str]:
-        """The devices that have a cursor."""
-        return [*self.cursors, *(one.name for one in self.awake.values() if one.cursor.has_state)]
+    def with_cursors(self) -> Iterator[str]:
+        """The devices that have a cursor. None is missed that wakes, or is put aside, before the end."""
+        yield from self.cursors
+        yield from [one.name for one in self.awake.values() if one.cursor.has_state]
+
+    @property
+    def known_count(self) -> int:
+        """How many devices it knows, at most."""
+        return len(self.cursors) + len(self.awake) + len(self.dormant)
 
     def any_cursor(self, name: str) -> Cursor | None:
-        """Return the cursor of a device, also a new one that says nothing, None without one."""
+        """Return the cursor of a device, also a new one that says nothing, None without one. If the device is not awake, it
+        is a copy.
+        """
         device = self.awake.get(name)
         return self.cursors.get(name) if device is None else device.cursor
 
@@ -215,6 +280,17 @@ class Devices:
         """Return the present cursor of a device, None without one."""
         cursor = self.any_cursor(name)
         return cursor if cursor is not None and cursor.has_state else None
+
+    def records_of(self, name: str, *, whole: bool = False, all_keys: bool = False) -> tuple[tuple[str, bytes], ...]:
+        """Return what is to be written of a device's cursor, as ``Cursor.records``; nothing without one."""
+        device = self.awake.get(name)
+        resting = self.cursors.look(name) if device is None else Resting(device.cursor, device.loaded)
+        if resting is None or not resting.cursor.has_state:
+            return ()
+        records = resting.cursor.records(name, whole=whole, all_keys=all_keys)
+        if device is None:
+            self.cursors.put(name, resting)
+        return records
 
     def mark_dirty(self, device: Device) -> None:
         """Have the device's cursor written."""
@@ -240,9 +316,10 @@ class Devices:
         return len(self.dormant) + sum(1 for device in self.awake.values() if len(device.parked))
 
     @property
-    def stored(self) -> list[str]:
+    def stored(self) -> Iterator[str]:
         """The devices of which a record is in the cursors partition."""
-        return list(dict.fromkeys((*self.with_cursors, *(name for name, _ in self.all_parked()))))
+        yield from self.with_cursors
+        yield from [name for name, _ in self.all_parked() if self.cursor_of(name) is None]
 
     @property
     def retrying(self) -> int:
@@ -255,15 +332,16 @@ class Devices:
         """Have the device's next command sent when it is its turn."""
         if not device.place.ready:
             device.place.ready = True
-            self._ready[device.link].append(device)
+            self._ready[device.place.link].append(device)
 
     def next_ready(self, link: str) -> Device | None:
         """Return whose turn it is at a broker, None without one."""
         ready = self._ready[link]
         while ready:
             device = ready.popleft()
-            if device.place.ready and device.link == link:
-                device.place.ready = False
+            place = device.place
+            if place.ready and place.link == link:
+                place.ready = False
                 return device
         return None
 
@@ -274,7 +352,6 @@ class Devices:
         if place.link == link:
             return
         place.link = link
-        self.moved = True
         if place.ready:
             place.ready = False
             self.look_at(device)

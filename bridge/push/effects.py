@@ -147,8 +147,9 @@ class Effects:
         """Hand a device's answer, which came at the broker ``link``, to the core. Returns whether it was to a command that
         waited for one.
         """
-        waited = not self._is_forged(answer) and self._core.answered(
-            answer.position, answer.payload, time.time_ns() // 1000, link, failed=answer.failed
+        now_us, forged = time.time_ns() // 1000, not answer.device and self._is_forged(answer)
+        waited = not forged and self._core.answered(
+            answer.position, answer.payload, now_us, link, failed=answer.failed, device=answer.device
         )
         self.trace(Answered(answer, waited))
         return waited
@@ -197,7 +198,8 @@ class Effects:
         elif isinstance(action, StoreCursor):
             self._log.cursors.write_cursor(action.records, action)
         elif isinstance(action, StoreReceipt):
-            self._log.write_receipt(action.receipt.device, action.receipt.encode(), action)
+            receipt = action.receipt
+            self._log.write_receipt(receipt.device or receipt.group, receipt.encode(), action)
         elif isinstance(action, DeadLetter):
             self._write_dead_letter(action)
         elif isinstance(action, Ack):
@@ -311,7 +313,7 @@ class Effects:
             self._core.delivery.reject(push.number, why)
             link.wake()  # what follows of it is done in the next turn
             return
-        self._metrics.counters["pushed"].inc()
+        self._metrics.pushed(self._log.partition, link.settings, len(payload))
         if push.repeat:
             self._metrics.counters["repeated"].inc()
         reach("after_publish")

@@ -91,8 +91,7 @@ class Flight:
 
 
 class Flights:
-    """The flights of one partition at one MQTT broker, in a window bounded by count and bytes, and the state of the connection.
-    """
+    """The flights of one partition at one MQTT broker, in a window bounded by count and bytes, and the state of the connection."""
 
     def __init__(self, limits: Limits, numbers: Iterator[int] | None = None) -> None:
         """``numbers`` gives the numbers of pushes, which no other broker's have."""
@@ -109,6 +108,8 @@ class Flights:
         """The last push, or answer to a request, that the broker confirmed: both are numbered in the order of sending."""
         self.connected = False
         """The MQTT connection is up, and Pulsar has confirmed the ownership on it."""
+        self.up_at_us = 0
+        """When that began last."""
         self.draining = False
         """Nothing new is sent."""
         self.waiting: dict[str, Device] = {}

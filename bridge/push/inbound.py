@@ -21,7 +21,7 @@ from bridge.mqtt.client import Link
 from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Message, PublishProperties, Subscription
 from bridge.push.delivery import NO_SUBSCRIBERS
-from bridge.push.device_protocol import DeviceAnswer, answer_filter, parse_answer
+from bridge.push.device_protocol import DeviceAnswer, answer_filters, parse_answer
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
@@ -29,7 +29,7 @@ from bridge.routing.templates import Filter
 from bridge.settings import Settings
 from bridge.settings.push import PresenceRule
 
-__all__ = ["Inbound", "PresenceRules", "Sign"]
+__all__ = ["Inbound", "PresenceRules", "Sign", "push_filters"]
 
 log = structlog.get_logger("push")
 
@@ -65,6 +65,15 @@ class PresenceRules:
         return None
 
 
+def push_filters(settings: Settings, partition: int) -> list[str]:
+    """Return what a partition subscribes to at each MQTT broker."""
+    push = settings.push
+    filters = list(PresenceRules(push.presence.rules).filters)
+    if push.confirm == "device":
+        filters += answer_filters(push.answers.topic, partition, settings.pulsar.command_generation)
+    return filters
+
+
 def settled_by(confirm: str, *, reports_absence: bool) -> str:
     """Return what ``push.confirm`` means at a broker that reports, or does not report, that a topic has no subscriber."""
     if confirm == "device":
@@ -97,9 +106,7 @@ class Inbound:
     def __post_init__(self) -> None:
         push = self._settings.push
         self._presence = PresenceRules(push.presence.rules)
-        self._filters = list(self._presence.filters)
-        if push.confirm == "device":
-            self._filters.append(answer_filter(push.answers.topic, self._log.partition))
+        self._filters = push_filters(self._settings, self._log.partition)
         self._core: Partition | None = None
         self._answered: Callable[[DeviceAnswer], bool] = lambda _answer: False
         # By device the latest sign: whether it is one of life, when it came, and whether the broker had retained it.
@@ -200,7 +207,12 @@ class Inbound:
             if self._core is not None:
                 self._notice(self._core)
             return
-        answer = parse_answer(message, self._settings.push.answers.topic, self._log.partition)
+        settings = self._settings
+        answer = parse_answer(
+            message, settings.push.answers.topic, self._log.partition, settings.pulsar.command_generation
+        )
+        if answer is not None and answer.device and not self._log.is_ours(answer.device):
+            return  # each partition gets the answers to all broadcasts
         if answer is not None and self._answered(answer):
             reach("after_answer")
             self._metrics.counters["answers"].inc()

@@ -75,6 +75,8 @@ class Limits:
     pending_bytes: int = 64 * 1024 * 1024
     """Payloads received and not acknowledged, in bytes; the last one received may go beyond."""
     device_pending: int = 1000
+    awake: int = 2000
+    """Devices with nothing under way that stay in memory: those that had something lately."""
     puback_timeout_us: int = 60_000_000
     retry: RetryLimits = field(default_factory=RetryLimits)
     answers: AnswerLimits = field(default_factory=AnswerLimits)

@@ -23,7 +23,11 @@ class Links:
         # From the number of a push follows its broker.
         self._flights = {name: Flights(limits, count(1 + at, len(names))) for at, name in enumerate(names)}
         self.names = tuple(self._flights)
+        self.pairs = tuple(self._flights.items())
+        """Names and flights."""
         self.several = len(self.names) > 1
+        self.draining = False
+        """Nothing new is sent."""
 
     def __getitem__(self, name: str) -> Flights:
         return self._flights[name]
@@ -38,11 +42,6 @@ class Links:
         return iter(self._flights.values())
 
     @property
-    def first(self) -> Flights:
-        """The flights at the first broker."""
-        return self._flights[self.names[0]]
-
-    @property
     def in_flight(self) -> int:
         """Commands that some connection has and its broker has not confirmed."""
         return sum(flights.in_flight for flights in self)
@@ -52,16 +51,16 @@ class Links:
         """Whether new commands may be sent to any broker now."""
         return any(flights.sends for flights in self)
 
-    @property
-    def draining(self) -> bool:
-        """Whether nothing new is sent."""
-        return self.first.draining
-
     def drain(self) -> None:
         """Send nothing new."""
+        self.draining = True
         for flights in self:
             flights.draining = True
 
     def of(self, number: int) -> str:
         """Return at which broker push ``number`` was made."""
         return self.names[(number - 1) % len(self.names)]
+
+    def at(self, number: int) -> Flights:
+        """Return the flights to which push ``number`` belongs."""
+        return self.pairs[(number - 1) % len(self.pairs)][1]

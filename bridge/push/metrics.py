@@ -8,7 +8,9 @@ from typing import Final
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from bridge.contract import DELIVERIES, Receipt
+from bridge.mop_metrics import TRAFFIC
 from bridge.push.partition import Partition
+from bridge.settings.mqtt import MqttSettings
 
 __all__ = ["PartitionMetrics", "PushMetrics"]
 
@@ -56,7 +58,7 @@ _STATE_GAUGES: Final = {
     "in_flight": "Commands pushed and not confirmed.",
     "awaited": "Commands at the broker that their device has not answered.",
     "oldest_pending_seconds": "Time since the oldest command that is not acknowledged was emitted, 0 without one.",
-    "devices": "Devices with a command since the takeover.",
+    "devices": "Devices with a command under way, or lately: the cursors of all others are in a temporary file.",
     "held_back_devices": "Devices whose last push was refused, and whose commands wait for another try.",
     "parked": "Commands that wait in Pulsar for devices that are away.",
     "parked_devices": "Devices for which commands wait in Pulsar.",
@@ -108,10 +110,19 @@ class PushMetrics:
         )
         lag = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
         self.lag = _gauge(registry, "lag_commands", lag, "partition")
+        self.brokers: dict[int, str] = {}
+        """The Pulsar broker that owns the commands, as host:port, by partition; only for the MoP proxy's names."""
 
     def partition(self, number: int) -> PartitionMetrics:
         """Return the metrics of one partition."""
         return PartitionMetrics(self, str(number))
+
+    def pushed(self, partition: int, mqtt: MqttSettings, size: int) -> None:
+        """Count a command that is handed to the link of an MQTT broker, with a payload of ``size`` bytes."""
+        self.counters["pushed"].inc()
+        broker = self.brokers.get(partition)
+        if broker is not None:
+            TRAFFIC.add(str(partition), f"{mqtt.host}:{mqtt.port}", broker, 1, size)
 
     def stored(self, receipt: Receipt) -> None:
         """Count a receipt that Pulsar has."""

@@ -198,7 +198,12 @@ class Owner:
             self._budget,
             self._metrics.all,
             self._ask,
-            PositionTags(cursors.secret, self._log.partition),
+            PositionTags(
+                cursors.term.secret,
+                self._log.partition,
+                settings.pulsar.command_generation,
+                cursors.term.former,
+            ),
         )
         effects = self._effects
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -233,7 +238,7 @@ class Owner:
         connection.begin()
         self._metrics.all.counters["takeovers"].inc()
         self._metrics.owner(True)
-        log.info("partition is ours", partition=self._log.partition, devices=len(core.devices.cursors))
+        log.info("partition is ours", partition=self._log.partition, devices=core.devices.known_count)
         while not stopping.is_set() and not (back_s := self._clock.set_back_s()):
             due = core.next_time_us()
             connection.turn(1.0 if due is None else min(1.0, max(0.0, due / 1e6 - time.time())))
@@ -251,7 +256,7 @@ class Owner:
         while not core.settled and not ownership.lost and time.monotonic() < end:
             connection.drain_turn()
         if core.clean and not ownership.lost:
-            proof = ownership.write(0, clean=True)
+            proof = ownership.write(clean=True)
             while not proof.stored and not ownership.lost and time.monotonic() < end:
                 connection.drain_turn()
 
@@ -285,11 +290,19 @@ class Owner:
         self._rewriter.turn(core, now)
         if now >= self._next_look:
             self._next_look = now + 1.0
+            self._report_unread(core)
             shown = self._connection.brokers.shown
             self._metrics.show(core, now_us, {name: shown(name) for name in core.links.names})
             for name, one in self._connection.links.items():
                 self._drop_silent_connection(name, one.link)
         self._retention.turn(now, now_us, proven=self._connection.connected)
+
+    def _report_unread(self, core: Partition) -> None:
+        """Report what could not be decoded when its device was looked at."""
+        unread = core.devices.cursors.unread
+        while unread:
+            key, why = unread.pop()
+            leave_out(self._log.cursors.topic, why, key=key)
 
     def _drop_silent_connection(self, name: str, link: Link) -> None:
         """A PUBACK that does not come would block its device and its place in the window as long as the link is up."""
@@ -325,5 +338,5 @@ class Owner:
 
     def _write_cursors(self, event: CursorsForgotten | CursorsAged) -> None:
         log.info("push writes the cursors again", partition=self._log.partition)
-        self._connection.ownership.write(0)  # an owner that left no record counts as none
+        self._connection.ownership.write()  # an owner that left no record counts as none
         self._rewriter.begin(event, self._core)

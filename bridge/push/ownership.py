@@ -15,10 +15,11 @@ from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.errors import FencedError
 from bridge.mqtt.client import Link
 from bridge.pulsar.client import MessageId
+from bridge.pulsar.sending import Failed
 from bridge.push.cursor_log import CursorLog
 from bridge.threads import start_thread
 
-__all__ = ["Checked", "Ownership", "Proof", "ProofChecks"]
+__all__ = ["Checked", "Ownership", "Proof"]
 
 _EVERY_S: Final = 5.0
 """After a lost connection the owner reads no more than this time of records in vain."""
@@ -32,21 +33,33 @@ class Proof:
     epoch: int
     link: str = ""
     stored: bool = False
+    """And Pulsar has confirmed the ownership until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Event: the records before that of a proof were read; ``where`` is its position, None if another process has owned the
+    partition.
+    """
+
+    proof: Proof
+    where: MessageId | None
 
 
 @dataclass(eq=False, slots=True)
 class _LinkProof:
     connected: bool = False
     proven_epoch: int = 0
-    lost: bool = False
+    lost: Proof | None = None
+    """Under way since the connection was lost."""
 
 
 class Ownership:
     """The owner records of one session, and what they prove.
 
-    Pulsar's client does not report that a producer was replaced before the next write. So at each MQTT connection the
-    owner writes a record of its own, and reads the cursors partition from the last record that was certainly its own up to
-    the new one.
+    Pulsar's client does not report that a producer was replaced before the next write. So at each MQTT connection, and after
+    its loss, the owner writes a record of its own, and reads the cursors partition from the last record that was certainly
+    its own up to the new one. It reads in a thread, one proof after the other: devices at other brokers do not wait for it.
 
     A successor connects to an MQTT broker before it writes, which ends our connection there. But a connection that looks
     open may have ended long ago. So the owner pings the brokers: whatever each answers on its connection it
@@ -54,8 +67,10 @@ class Ownership:
     A successor needs one of several brokers only, so all must have answered.
     """
 
-    def __init__(self, cursors: CursorLog, links: Sequence[str] = ("",)) -> None:
+    def __init__(self, cursors: CursorLog, post: Callable[[object], None], links: Sequence[str] = ("",)) -> None:
+        """``post`` gets ``Checked``, or ``Failed``, from any thread."""
         self._cursors = cursors
+        self._post = post
         self.name = uuid.uuid4().hex
         """A name that no other session has."""
         self._token = f"{socket.gethostname()}/{os.getpid()}/{self.name}"
@@ -67,9 +82,13 @@ class Ownership:
         """The last record that no successor's record can precede."""
         # Pings without answer, and what was stored before them.
         self._asked: tuple[list[int], MessageId] | None = None
-        self._asked_for: MessageId | None = None  # the last record for which the brokers were pinged on these connections
+        self._asked_for: MessageId | None = (
+            None  # the last record for which the brokers were pinged on these connections
+        )
         self._next_ping = 0.0
         self._links = {link: _LinkProof() for link in links}
+        self._checks: deque[Proof] = deque()  # the first one is under way
+        self._thread: threading.Thread | None = None
 
     def proven_epoch(self, link: str = "") -> int:
         """Return the connection to a broker for which Pulsar has confirmed the ownership, 0 for none."""
@@ -78,9 +97,9 @@ class Ownership:
     @property
     def lost(self) -> tuple[str, ...]:
         """The brokers to which the connection was lost: no further connect before Pulsar confirms the ownership."""
-        return tuple(link for link, proof in self._links.items() if proof.lost)
+        return tuple(link for link, proof in self._links.items() if proof.lost is not None)
 
-    def write(self, epoch: int, link: str = "", *, clean: bool = False) -> Proof:
+    def write(self, epoch: int = 0, link: str = "", *, clean: bool = False) -> Proof:
         """Write an owner record; its ``Proof`` is the token of the ``Stored`` that follows."""
         self._serial += 1
         proof = Proof(OwnerRecord(self._token, self._serial, clean, self._idle), epoch, link)
@@ -103,23 +122,42 @@ class Ownership:
     def disconnected(self, link: str = "") -> None:
         """An MQTT connection ended, without further answers, or an attempt failed."""
         proof = self._links[link]
-        proof.lost = proof.lost or proof.connected
+        if proof.connected:
+            proof.lost = self.write(link=link)
         proof.connected = False
         self._asked = self._asked_for = None
 
-    def found(self, link: str) -> None:
-        """Pulsar has confirmed the ownership since the connection to a broker was lost."""
-        self._links[link].lost = False
+    def stored(self, proof: Proof) -> None:
+        """Pulsar has stored an owner record: it proves the ownership once ``checked``, before the takeover at once."""
+        if self.own is None:
+            self._accept(proof)
+            return
+        self._checks.append(proof)
+        if len(self._checks) == 1:
+            self._check(self.own)
 
-    def accept(self, proof: Proof) -> None:
-        """Pulsar has stored an owner record. Raises FencedError if another process has owned the partition since."""
-        if self.own is not None and self._cursors.replaced_since(self.own, proof.record):
+    def checked(self, event: Checked) -> None:
+        """The records before one of ours were read. Raises FencedError if another process has owned the partition since."""
+        if event.where is None:
             raise FencedError("another process owned it in between")
-        self.accepted(proof)
+        self.own = event.where
+        self._accept(self._checks.popleft())
+        if self._checks:
+            self._check(event.where)
 
-    def accepted(self, proof: Proof) -> None:
-        """An owner record is stored, and no other process has owned the partition before it."""
+    def _check(self, own: MessageId) -> None:
+        proof = self._checks[0]
+
+        def work() -> None:
+            self._post(Checked(proof, self._cursors.proven_since(own, proof.record)))
+
+        self._thread = start_thread("push-proof", work, lambda error: self._post(Failed(error)))
+
+    def _accept(self, proof: Proof) -> None:
         proof.stored = True
+        for link in self._links.values():
+            if link.lost is proof:
+                link.lost = None
         if proof.epoch and proof.record.idle is self._idle:
             self._links[proof.link].proven_epoch = proof.epoch
 
@@ -135,50 +173,6 @@ class Ownership:
         self._asked = [link.ping() for link in links], stored
         self._asked_for = stored
         self._next_ping = now + _EVERY_S
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Event: the records before that of a proof were read; ``where`` is its position, None if another process has owned the
-    partition.
-    """
-
-    proof: Proof
-    where: MessageId | None
-
-
-class ProofChecks:
-    """Reads the cursors partition for proofs, one after the other, in threads: devices at other brokers do not wait for it."""
-
-    def __init__(
-        self, cursors: CursorLog, post: Callable[[object], None], failed: Callable[[Exception], None]
-    ) -> None:
-        """``post`` gets ``Checked``, ``failed`` an error; both are called in such a thread."""
-        self._cursors = cursors
-        self._post = post
-        self._failed = failed
-        self._waiting: deque[Proof] = deque()
-        self._thread: threading.Thread | None = None
-
-    def add(self, proof: Proof, own: MessageId) -> None:
-        """Check a proof behind ``own``, the last record that is certainly ours, or that of the check before."""
-        self._waiting.append(proof)
-        if len(self._waiting) == 1:
-            self._begin(own)
-
-    def done(self, own: MessageId) -> None:
-        """A check has ended: begin the next one."""
-        self._waiting.popleft()
-        if self._waiting:
-            self._begin(own)
-
-    def _begin(self, own: MessageId) -> None:
-        proof = self._waiting[0]
-
-        def work() -> None:
-            self._post(Checked(proof, self._cursors.proven_since(own, proof.record)))
-
-        self._thread = start_thread("push-proof", work, self._failed)
 
     def close(self) -> None:
         """Wait for the check that is under way; before the client is closed."""

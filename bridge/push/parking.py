@@ -75,6 +75,8 @@ class Parking:
     _presence: Presence
     room_at_us: int = 0
     """When ``look_for_room`` is due in a full partition."""
+    begun: list[str] = field(default_factory=list)
+    """Devices whose replay a former owner had begun."""
     unread: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
@@ -101,6 +103,8 @@ class Parking:
         self._segments.parked += len(parked)
         if self._horizon is not None:
             self._replay.unmarked.add(name)
+        if cursor is not None and (cursor.online or (cursor.resend_from and not cursor.resend)):
+            self.begun.append(name)
         self._probes.restore(name, parked, now_us)
 
     def is_uncertain(self, device: Device) -> bool:
@@ -125,10 +129,15 @@ class Parking:
     def park_arrived(self, device: Device, tracked: TrackedCommand, now_us: int) -> None:
         """Park a command that arrived for a device that is not LIVE."""
         if self._is_full(device):
-            self._settlement.give_up(device, tracked, "overflowed", _FULL)
+            self._overflow(device, tracked)
         else:
             self._park_command(device, tracked, now_us)
             self._replay.want(device)
+
+    def _overflow(self, device: Device, tracked: TrackedCommand) -> None:
+        """Give up a command that is one too many. It is in no queue, so ``passes_overflow`` has the next one wait for it."""
+        self._settlement.give_up(device, tracked, "overflowed", _FULL)
+        device.parked.overflowed_to = max(device.parked.overflowed_to, tracked.position)
 
     def _arrived_again(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
         """Its acknowledgement was lost; or the former owner died before it, or the command is pending again (H26)."""
@@ -149,8 +158,8 @@ class Parking:
 
     def parks_for(self, device: Device, tracked: TrackedCommand, *, absent: bool) -> bool:
         """Return whether a failed push parks the device; ``absent``: the broker reports that no client is subscribed."""
-        if absent:
-            return True
+        if absent or tracked.command.is_broadcast:
+            return absent
         lives = self._presence.seen_us(device.name) >= tracked.pushed_at_us
         return not lives and (device.replay.probing or device.failures >= self._limits.presence.park_after)
 
@@ -206,7 +215,7 @@ class Parking:
                 self._replay.put_back(device, tracked)
             elif not tracked.attempts and self._is_full(device, len(first)):
                 if tracked.state is CommandState.QUEUED:
-                    self._settlement.give_up(device, tracked, "overflowed", _FULL)
+                    self._overflow(device, tracked)
             elif tracked.state is CommandState.DEAD:
                 device.given_up.discard(tracked.position)
                 if tracked.maybe_had:
@@ -264,7 +273,7 @@ class Parking:
 
     def look_for_room(self, now_us: int) -> None:
         """Make room in a partition that stays full: a broker may be away by now, and nothing arrives that would show it."""
-        if self._links.several and self._commands.full and now_us >= self.room_at_us:
+        if self._commands.full and now_us >= self.room_at_us:
             self.room_at_us = now_us + _ROOM_US
             self.make_room(now_us)
 
@@ -296,22 +305,19 @@ class Parking:
     def _relieve(self, weigh: Callable[[Device], int], excess: int, now_us: int) -> bool:
         """Return whether there will be room."""
         online = [one for one in self._devices.awake.values() if one.mode is not Mode.PARKED and weigh(one)]
-        stuck: set[str] = set()
-        if self._links.several:
-            stuck = {name for name in self._links.names if self._links[name].is_stuck(now_us)}
-            stuck = stuck if len(stuck) < len(self._links.names) else set()
+        stuck = {name for name in self._links.names if self._links[name].is_stuck(now_us)}
+        stuck = stuck if len(stuck) < len(self._links.names) else set()
         order = {one.name: (one.link in stuck, one.failures > 0, weigh(one)) for one in online}
         for device in sorted(online, key=lambda one: order[one.name], reverse=True):
             before = weigh(device)
             if device.link in stuck:
                 self.interrupt(device, now_us)
-                excess -= before - weigh(device)
-                if excess <= 0:
-                    return True
-                continue
-            spilled = not device.failures and device.mode is Mode.LIVE and self._spill(device, now_us)
-            if device.failures or (not spilled and device.queue[0].state is CommandState.AWAITED):
+            elif device.failures:
                 self.park(device, now_us)
+            else:
+                spilled = device.mode is Mode.LIVE and self._spill(device, now_us)
+                if not spilled and device.queue[0].state is CommandState.AWAITED:
+                    self.park(device, now_us)
             excess -= before - weigh(device)
             if excess <= 0:
                 return True

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import Command, CommandPosition, is_broadcaster
 from bridge.push.actions import Action, Outbox, ResumeAnswer, ResumeRequest
 from bridge.push.command import CommandRegistry, LateAnswers
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS, Delivery, Failure
 from bridge.push.device import Device, Devices
-from bridge.push.flights import Flights
 from bridge.push.limits import Limits
 from bridge.push.links import Links
 from bridge.push.parking import Parking
@@ -55,7 +54,7 @@ class Partition:
         """
         self.outbox = Outbox(partition)
         self.commands = CommandRegistry(limits, horizon, self.outbox)
-        self.devices = Devices(limits.remembered_ids, dict(cursors), lambda device: self.places.locate(device))
+        self.devices = Devices(limits, cursors, lambda device: self.places.locate(device))
         self.links = Links(links, limits)
         presence = Presence()
         self.places = Places(self.links, self.devices, presence, now_us)
@@ -84,23 +83,28 @@ class Partition:
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
-        self._restore({} if parked is None else parked, now_us - limits.parked.unsure_us, left_us)
+        self._unsure_us = limits.parked.unsure_us
+        self.devices.cursors.trim = self._trim
+        self._restore({} if parked is None else parked, left_us)
 
-    def _restore(self, parked: MutableMapping[str, dict[str, bytes]], unproven_since_us: int, left_us: int) -> None:
-        for name, cursor in self.devices.cursors.items():
-            cursor.device_seen(unproven_since_us)
-            if cursor.resend and name not in parked:
-                self.parking.restore(name, {}, self._now_us, left_us)
+    def _restore(self, parked: MutableMapping[str, dict[str, bytes]], left_us: int) -> None:
+        cursors = self.devices.cursors
         for name in list(parked):
             self.parking.restore(name, parked.pop(name), self._now_us, left_us)
-        self.probes.restored(self.places.last_seen)
+        watched, cursors.watched = cursors.watched, set()
+        for name in watched - self.devices.dormant.keys():
+            cursor = cursors.get(name)
+            if cursor is not None and cursor.resend:
+                self.parking.restore(name, {}, self._now_us, left_us)
+            elif cursor is not None and cursor.unproven:
+                self.devices.watch(name, cursor)
+        self.probes.restored(self.parking.begun, self.places.last_seen)
+
+    def _trim(self, name: str, cursor: Cursor) -> None:
+        """What the device certainly has, or is not sent again after so long, is not unproven any more."""
+        cursor.device_seen(max(self.presence.seen_us(name), self._now_us - self._unsure_us))
 
     # --- state ---
-
-    @property
-    def flights(self) -> Flights:
-        """The flights at the first broker, which is the only one of most partitions."""
-        return self.links.first
 
     @property
     def presence(self) -> Presence:
@@ -139,7 +143,8 @@ class Partition:
     def take(self, now_us: int) -> list[Action]:
         """Return the actions of the events so far. At most one cursor write per device is under way."""
         self._now_us = now_us
-        self.parking.look_for_room(now_us)
+        if self.links.several:
+            self.parking.look_for_room(now_us)
         self.probes.continue_replays(now_us)
         self.resume.advance(now_us, serves=not self.links.draining)
         self.replay.budget.refill(now_us)
@@ -171,8 +176,11 @@ class Partition:
         if device.mode is not Mode.LIVE:
             self.parking.park_arrived(device, tracked, now_us)
             return
+        if not device.place.certain:
+            self.places.choose(device, command)
         device.queue.append(tracked)
         device.ids.add(command.command_id)
+        self.delivery.await_broadcast(device, tracked, now_us)
         if self.parking.overflows(device):
             self.parking.park(device, now_us)
         elif self.commands.full:
@@ -186,6 +194,9 @@ class Partition:
 
     def pulled(self, name: str, epoch: int, position: CommandPosition, command: Command | None, now_us: int) -> None:
         """A parked command was read; None when Pulsar has it no more."""
+        device = self.devices.awake.get(name)
+        if device is not None and command is not None and not device.place.certain:
+            self.places.choose(device, command)
         swept = self.replay.pulled(name, epoch, position, command, now_us)
         if swept is not None:
             self.parking.end_sweep(swept, now_us)
@@ -207,7 +218,7 @@ class Partition:
 
     def link_up(self, link: str = "", *, reports_absence: bool = False) -> None:
         """An MQTT connection is up and ours. ``reports_absence``: its broker answers 0x10 when no client is subscribed."""
-        self.links[link].connected = True
+        self.links[link].connected, self.links[link].up_at_us = True, self._now_us
         self.probes.link_up(link, self._now_us, reports_absence=reports_absence)
 
     def link_down(self, now_us: int = 0, link: str = "", *, closed: bool = False) -> None:
@@ -216,7 +227,8 @@ class Partition:
         self.delivery.lose_link(link, now_us, closed=closed)
         if not self.links.several or not was_up:
             return
-        for device in list(self.devices.awake.values()):  # what was read for them takes room from devices of other brokers
+        # What was read for its devices takes room from those of other brokers.
+        for device in list(self.devices.awake.values()):
             if device.link == link and device.mode is Mode.REPLAYING and device.pulled:
                 self.parking.interrupt(device, now_us)
 
@@ -229,25 +241,35 @@ class Partition:
             self._failed(failure, now_us)
 
     def answered(
-        self, position: CommandPosition, payload: bytes, now_us: int, link: str = "", *, failed: bool
+        self, position: CommandPosition, payload: bytes, now_us: int, link: str = "", *, failed: bool, device: str = ""
     ) -> bool:
         """A device answered the command at ``position``, perhaps late, perhaps twice; ``failed``: it could not execute the
-        command. It came by the broker ``link``, where the device is unless it has moved. Returns whether the answer was to a command that was sent and is not confirmed.
+        command. It came by the broker ``link``, where the device is unless it has moved. With ``device`` it is that device's
+        answer to the broadcast of the group command at ``position``, which may precede its entry. Returns whether the answer
+        was to a command that was sent and is not confirmed.
         """
-        tracked = self.delivery.awaits(position)
+        delivery = self.delivery
+        tracked = delivery.awaits_broadcast(device, position) if device else delivery.awaits(position)
         if tracked is not None:
-            device = self.devices.awake[tracked.command.device]
-            self.presence.alive(device.name, now_us, self.places.known(link) if device.link == link else "")
-            self.places.store(device.name)
+            found = self.devices.awake[tracked.command.device]
+            self.presence.alive(found.name, now_us, self.places.known(link) if found.link == link else "")
+            self.places.store(found.name)
             if not failed:
-                self.delivery.answered(tracked, payload, now_us)
+                delivery.answered(tracked, payload, now_us)
                 return True
-            if tracked.state is not CommandState.QUEUED:
-                self.commands.stop_awaiting(tracked)
-                self._failed(Failure(device, tracked, "the device says that it failed"), now_us)
+            if tracked.state is not CommandState.QUEUED or not tracked.attempts:
+                tracked.attempts = max(1, tracked.attempts)  # a broadcast is one
+                if found.queue[0] is tracked:
+                    self.commands.stop_awaiting(tracked)
+                    self._failed(Failure(found, tracked, "the device says that it failed"), now_us)
                 return True
             # Its time is over, and it is about to be sent again.
-        late = self.delivery.answered_late(position, payload, now_us, failed=failed)
+        elif device:
+            if not failed:
+                delivery.answered_early(device, position, payload, now_us)
+            self.alive(device, now_us)
+        # Else any client could settle a command of another device, which has a tag against that (H36).
+        late = None if device else delivery.answered_late(position, payload, now_us, failed=failed)
         if late is not None:
             self.alive(late.name, now_us)
         return late is not None
@@ -294,6 +316,8 @@ class Partition:
         """The device gave a sign of life, at the broker ``link`` if it says so; not ``dated``: a retained message, which may be
         old.
         """
+        if is_broadcaster(name):
+            return
         presence, places, link = self.presence, self.places, self.places.known(link)
         places.recall(name)
         if not presence.counts(name, at_us, link, dated=dated):
@@ -310,9 +334,6 @@ class Partition:
             return
         device = self.devices.known(name)
         if device is None:
-            cursor = self.devices.cursors.get(name)
-            if cursor is not None:
-                cursor.device_seen(at_us)
             return
         if link:
             places.locate(device)
@@ -338,11 +359,12 @@ class Partition:
     def gone(self, name: str, at_us: int, now_us: int, link: str = "") -> None:
         """The device gave a sign of absence, such as its will; the broker ``link`` reports it."""
         self.places.recall(name)
-        if not self.presence.gone(name, at_us, self.places.known(link)):
+        if is_broadcaster(name) or not self.presence.gone(name, at_us, self.places.known(link)):
             return
-        device, cursor = self.devices.awake.get(name), self.devices.cursors.get(name)
-        if device is None and cursor is not None and cursor.unproven:
-            device = self.devices.get(name)  # the broker confirmed a command to a former owner
+        device = self.devices.awake.get(name)
+        cursor = self.devices.cursors.get(name) if device is None else None
+        if cursor is not None and cursor.unproven:
+            device = self.devices.get(name)  # what the broker confirmed has perhaps not arrived
         if device is None or device.mode is Mode.PARKED:
             return
         # A device that is replayed may wait for its turn, with none of its commands in memory.
@@ -360,4 +382,4 @@ class Partition:
 
     def drain(self) -> None:
         """Send nothing new; what is under way continues up to its acknowledgement."""
-        self.links.draining = True
+        self.links.drain()

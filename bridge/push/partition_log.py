@@ -31,11 +31,12 @@ from bridge.contract.presence import PresenceRecord
 from bridge.dead_letters import letter_key
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.pulsar.batch_writer import BatchWriter
-from bridge.pulsar.client import EARLIEST, Consumer, Message, MessageId, PulsarClient, our_errors, received
+from bridge.pulsar.client import EARLIEST, Message, MessageId, PulsarClient, our_errors, received
 from bridge.pulsar.messages import leave_out_foreign, record_key, stored_message
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION
 from bridge.pulsar.read_budget import ReadBudget
 from bridge.pulsar.sending import Failed, PartitionWriters, Writes, close_quietly
+from bridge.pulsar.subscription import Subscription
 from bridge.pulsar.topic_end import end_of
 from bridge.push.cursor_log import CursorLog
 from bridge.push.puller import Puller
@@ -166,7 +167,7 @@ class PartitionLog:
         self.receipts = BatchWriter(self._client, post, self._thread_failed)
         self._closes: list[Callable[[], object]] = []
         self._requests: RequestLog | None = None
-        self._consumer: Any = None
+        self._subscription: Subscription
         self.puller: Puller
         self.last: CommandPosition
         """The last position of the commands when they were subscribed to."""
@@ -189,10 +190,9 @@ class PartitionLog:
         retention: Any = self._client.consumer(self.commands, PARKED_RETENTION, queue=1)  # it precedes ours (H25)
         with our_errors(f"closing {PARKED_RETENTION} on {self.commands}"):
             retention.close()
-        consumer: Any = self._client.consumer(self.commands, PUSH_SUBSCRIPTION, queue=_QUEUE)
-        with our_errors(f"asking for the end of {self.commands}"):
-            last = consumer.get_last_message_id()
-        work = partial(receive_commands, consumer, self.commands, budget, self._post)
+        subscription = self._subscription = Subscription(self._client, self.commands, PUSH_SUBSCRIPTION, queue=_QUEUE)
+        last = subscription.last_message_id()
+        work = partial(receive_commands, subscription, budget, self._post)
         receiver = start_thread(f"push-receive-{self.partition}", work, self._thread_failed)
         self._closes += [budget.close, receiver.join]
         presence = PresenceLog(self._client, self.partition, self._post)
@@ -210,7 +210,6 @@ class PartitionLog:
             max_bytes=pulled_bytes,
         )
         self._closes.append(self.puller.close)
-        self._consumer = consumer
         self.last = end_of(self._client.settings, self.commands, last)
 
     def _subscribe_to_requests(self, most_found: int) -> RequestLog | None:
@@ -234,8 +233,7 @@ class PartitionLog:
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one command. A lost acknowledgement is repeated when the command arrives again."""
-        with our_errors(f"acknowledging on {self.commands}"):
-            self._consumer.acknowledge(message_id)
+        self._subscription.acknowledge(message_id)
 
     @property
     def requests(self) -> RequestLog:
@@ -267,10 +265,10 @@ class PartitionLog:
         self._client.close()
 
 
-def receive_commands(consumer: Consumer, topic: str, budget: ReadBudget, post: Callable[[object], None]) -> None:
+def receive_commands(subscription: Subscription, budget: ReadBudget, post: Callable[[object], None]) -> None:
     """Receive commands until the budget is closed, and post each."""
     while budget.wait():
-        message = received(consumer.receive, _RECEIVE_MS, f"reading {topic}")
+        message = subscription.receive(_RECEIVE_MS)
         if message is not None:
             stored = stored_message(message)
             budget.acquire(len(stored.payload))

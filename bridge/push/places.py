@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bridge.contract.commands import Command
 from bridge.push.device import Device, Devices
 from bridge.push.links import Links
 from bridge.push.probes import Presence
@@ -36,30 +37,41 @@ class Places:
         return self.last_seen(name) if device is None else device.link
 
     def last_seen(self, name: str) -> str:
-        """Return the broker at which a device was last seen, the first one if it never was."""
+        """Return the broker at which a device was last seen, or got its last command; else the first one."""
+        return self._known(name) or self._links.names[0]
+
+    def _known(self, name: str) -> str:
         self.recall(name)
-        return self.presence.place(name)[0] or self._links.names[0]
+        cursor = self._devices.any_cursor(name)
+        former = cursor.link if cursor is not None and cursor.link in self._links else ""
+        return self.presence.place(name)[0] or former
 
     def recall(self, name: str) -> None:
         """Note where a former owner has seen the device, unless more is known."""
         if not self._links.several or self.presence.place(name)[0]:
             return
         cursor = self._devices.any_cursor(name)
-        if cursor is not None and cursor.link in self._links:
+        if cursor is not None and cursor.link in self._links and cursor.link_at_us:
             self.presence.put(name, cursor.link, cursor.link_at_us)
 
     def store(self, name: str) -> None:
         """Have the device's next cursor say where it is."""
-        cursor = self._devices.any_cursor(name) if self._links.several else None
-        if cursor is not None:
-            cursor.link, cursor.link_at_us = self.presence.place(name)
+        device = self._devices.awake.get(name) if self._links.several else None
+        link, at_us = self.presence.place(name)
+        if device is not None and link:  # else when it wakes
+            device.cursor.link, device.cursor.link_at_us = link, at_us
 
     def locate(self, device: Device) -> None:
         """Have the device get its commands where it was last seen."""
         if self._links.several:
-            link = self.last_seen(device.name)
-            self._devices.move(device, link, certain=bool(self.presence.place(device.name)[0]))
+            known = self._known(device.name)
+            self._devices.move(device, known or self._links.names[0], certain=bool(known))
             self.store(device.name)
+
+    def choose(self, device: Device, command: Command) -> None:
+        """Have a device that was never seen get its commands where the first of them says."""
+        if not device.queue and command.link in self._links:
+            self._devices.move(device, command.link, certain=False)
 
     def ends_absence(self, name: str, at_us: int) -> bool:
         """Return whether a sign of life from another broker counts although it may be older than the absence: its device was

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -167,12 +167,10 @@ class Probes:
         if self._interrupted[link]:
             self._continue_at_us[link] = now_us + _RETAINED_US
 
-    def restored(self, link_of: Callable[[str], str]) -> None:
-        """Everything is loaded: find the replays that a former owner had begun. Nothing else may wake these devices."""
-        for name in self._devices.dormant:
-            cursor = self._devices.cursors.get(name)
-            if cursor is not None and (cursor.online or (cursor.resend_from and not cursor.resend)):
-                self._interrupted[link_of(name)].append(name)
+    def restored(self, begun: Iterable[str], link_of: Callable[[str], str]) -> None:
+        """Everything is loaded: note the replays that a former owner had begun. Nothing else may wake these devices."""
+        for name in begun:
+            self._interrupted[link_of(name)].append(name)
 
     def interrupt(self, device: Device, now_us: int) -> None:
         """Continue the replay of a device when its broker accepts commands again, without a sign of life."""
@@ -182,6 +180,8 @@ class Probes:
 
     def continue_replays(self, now_us: int) -> None:
         """Continue interrupted replays when it is time, except of absent devices."""
+        if not self._continue_at_us:
+            return
         for link in [link for link, at_us in self._continue_at_us.items() if at_us <= now_us]:
             if self._links.several and self._links[link].is_stuck(now_us):
                 self._continue_at_us[link] = now_us + _RETAINED_US

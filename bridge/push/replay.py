@@ -111,14 +111,14 @@ class Budget:
     def __init__(self, rate: int, window: int) -> None:
         self._rate = rate
         self.at_once = max(1, min(_AT_ONCE, rate // 8, window // 4))
+        self._most = max(self.at_once, rate / 20)
         self.tokens = 0.0
         self._at_us = 0
 
     def refill(self, now_us: int) -> None:
         """Add what the rate gives since the last call."""
         passed = max(0, now_us - self._at_us)
-        most = max(self.at_once, self._rate / 20)
-        self.tokens = min(most, self.tokens + passed * self._rate / _SECOND)
+        self.tokens = min(self._most, self.tokens + passed * self._rate / _SECOND)
         self._at_us = now_us
 
     def available_us(self, count: int) -> int:
@@ -234,9 +234,7 @@ class Replay:
         Each has a share of the window, so that the devices of a broker that does not confirm leave room to the others.
         """
         links, waiting = self._links, self._commands.pulled.items()
-        held = Counter(
-            self._devices.awake[one.command.device].link for at, one in waiting if at not in self._failing
-        )
+        held = Counter(self._devices.awake[one.command.device].link for at, one in waiting if at not in self._failing)
         share = max(self.budget.at_once, self._limits.parked.replay_window // len(links.names))
         return {name: share - held[name] for name in links.names if links[name].sends}
 

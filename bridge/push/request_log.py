@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from bridge.contract import C_DEVICE, P_LINK, PUSH_SUBSCRIPTION, full_envelope
 from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
@@ -29,13 +29,12 @@ from bridge.pulsar.client import (
     PulsarClient,
     key_of,
     message_id,
-    our_errors,
     properties_of,
-    received,
 )
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.position_reader import read_up_to
 from bridge.pulsar.read_budget import ReadBudget
+from bridge.pulsar.subscription import Subscription
 from bridge.push.actions import FindCommands
 from bridge.push.resume import FOUND_WIDTH
 from bridge.threads import start_thread
@@ -111,14 +110,13 @@ class RequestLog:
     ) -> None:
         """Subscribe, as the one consumer. Raises FencedError while a former owner's connection has the subscription."""
         self._client = client
-        self._topic = topic
         self._commands = commands
         self._partition = partition
         self._most_found = most_found
         self._post = post
         self._closing = threading.Event()
         self._budget = ReadBudget(_MOST, sys.maxsize)
-        self._consumer: Any = client.consumer(topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
+        self._subscription = Subscription(client, topic, PUSH_SUBSCRIPTION, queue=_QUEUE)
         self._orders: queue.SimpleQueue[FindCommands] = queue.SimpleQueue()
         self._failed = failed
         self._threads: list[threading.Thread] = []
@@ -130,8 +128,7 @@ class RequestLog:
 
     def acknowledge(self, message_id: MessageId) -> None:
         """A request is answered, or replaced by a later one. If the acknowledgement is lost it comes again."""
-        with our_errors(f"acknowledging on {self._topic}"):
-            self._consumer.acknowledge(message_id)
+        self._subscription.acknowledge(message_id)
         self._budget.release(0)
 
     def find(self, order: FindCommands) -> None:
@@ -147,7 +144,7 @@ class RequestLog:
 
     def _receive(self) -> None:
         while self._budget.wait():
-            message = received(self._consumer.receive, _RECEIVE_MS, f"reading {self._topic}")
+            message = self._subscription.receive(_RECEIVE_MS)
             if message is not None:
                 self._budget.acquire(0)
                 self._post(Asked.of(message))
@@ -167,7 +164,7 @@ class RequestLog:
         wanted = {order.device: Found(order) for order in orders}
         after = min(order.after for order in orders)
         until = max(order.until for order in orders)
-        start = EARLIEST if after == BEFORE_ALL else message_id(self._partition, *after)
+        start = EARLIEST if after.entry < 0 else message_id(self._partition, *after)
         first: CommandPosition | None = None
         since = time.monotonic()
         with closing(read_up_to(self._client, self._commands, start, until, over=self._closing.is_set)) as messages:

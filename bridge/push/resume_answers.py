@@ -268,9 +268,7 @@ class ResumeRequests:
             self._log.requests.acknowledge(message_id)
             return
         try:
-            text, after = read_from(
-                payload, device, self._log.partition, self._tags, earliest=push.resume.allow_earliest
-            )
+            text, after = read_from(payload, device, self._tags, earliest=push.resume.allow_earliest)
         except ContractError as e:
             text = payload[:_SHOWN].decode(errors="replace")
             self._refuse(message_id, device, refusal(str(e), text), link)

@@ -75,7 +75,6 @@ class Retention:
         """Begin a scan."""
         devices = self._devices
         names = [*devices.dormant, *devices.awake]
-        names += [name for name in devices.cursors if name not in devices.dormant]
         names.reverse()
         self._scan = _Scan(names, self._commands.highest, self._commands.oldest)
         if self._commands.highest != BEFORE_ALL:
@@ -94,12 +93,14 @@ class Retention:
         return not scan.names
 
     def _scan_device(self, scan: _Scan, name: str, now_us: int) -> None:
-        cursor = self._devices.any_cursor(name)
-        if cursor is not None and cursor.unproven:
+        device = self._devices.awake.get(name)
+        if device is not None and device.cursor.unproven:
             # Of a device without signs of life they are not kept for ever.
-            cursor.device_seen(now_us - self._limits.parked.unsure_us)
-            scan.want(cursor.unproven[0].one.position if cursor.unproven else None)
+            device.cursor.device_seen(now_us - self._limits.parked.unsure_us)
+            scan.want(device.cursor.unproven[0].one.position if device.cursor.unproven else None)
         parked = self._devices.parked_of(name)
+        if device is not None:
+            self._devices.rest(device)
         if parked is not None:
             first = parked.first_original()
             scan.want(None if first is None else parked.position(first), parked.copies_from)
@@ -121,6 +122,7 @@ class Retention:
         self.scan(now_us, sys.maxsize)
         scan = self._scan
         assert scan is not None
+        scan.want(self._devices.oldest_unproven(now_us - self._limits.parked.unsure_us))
         position, copies = self._relocation.wanted()
         scan.want(position)
         for copy in copies:

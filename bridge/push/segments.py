@@ -107,8 +107,8 @@ class Parked:
                         else (one if one.resend else known).copy,
                     )
         parked._segments.sort(key=lambda segment: segment.last)
-        for position in sorted(merged):
-            parked._put(merged[position], since_us)
+        parked._insert(0, [merged[position] for position in sorted(merged)])
+        parked.originals_since_us = since_us if parked.originals else 0
         return parked
 
     def __len__(self) -> int:

@@ -10,16 +10,30 @@ from bridge.contract.cursors import Unproven
 from bridge.contract.segments import ParkedId
 from bridge.push.actions import DeadLetter, Outbox, StoreCursor
 from bridge.push.command import CommandRegistry, LateAnswers, TrackedCommand
+from bridge.push.cursor import Cursor
 from bridge.push.device import Device, Devices
 from bridge.push.limits import Limits
 from bridge.push.states import PASSABLE, CommandEvent, CommandState, Mode
 
-__all__ = ["DUPLICATE", "Settlement"]
+__all__ = ["DUPLICATE", "Settlement", "result_of_passed"]
 
 DUPLICATE: Final = "this command id came before"
 _GIVEN_UP: Final = "recovered: given up before the push worker was replaced; its first receipt has the reason"
 _OVERFLOW: Final = "an earlier command of the device overflowed"
 _RESENT: Final = "sent again: the device asked for it, or may not have had it"
+
+
+def result_of_passed(cursor: Cursor, command: Command, now_us: int, *, answers: bool) -> tuple[str, str]:
+    """Return the final state and its reason of a command that a former owner settled, and did not acknowledge. ``answers``:
+    devices confirm by an answer.
+    """
+    if cursor.delivered(command.command_id):
+        return "answered" if answers else "delivered", "recovered: confirmed before the push worker was replaced"
+    if cursor.knows(command.command_id):
+        return "duplicate", _GIVEN_UP  # its own receipt was stored before the cursor
+    if command.expired(now_us):
+        return "expired", ""
+    return "duplicate", "at or below the device's cursor"
 
 
 @dataclass(slots=True, eq=False)
@@ -67,16 +81,9 @@ class Settlement:
             self._outbox.acknowledge(position)  # settled by this owner; only the acknowledgement did not reach Pulsar
             return
         tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
-        if device.cursor.delivered(command.command_id):
-            state = "answered" if self._limits.answers.confirm else "delivered"
-            reason = "recovered: confirmed before the push worker was replaced"
-        elif device.cursor.knows(command.command_id):
-            state, reason = "duplicate", _GIVEN_UP  # its own receipt was stored before the cursor
-        elif command.expired(now_us):
-            state, reason = "expired", ""
-        else:
-            state, reason = "duplicate", "at or below the device's cursor"
-        self._outbox.store_receipt(tracked, state, reason)
+        self._outbox.store_receipt(
+            tracked, *result_of_passed(device.cursor, command, now_us, answers=self._limits.answers.confirm)
+        )
 
     # --- ends ---
 
@@ -94,7 +101,7 @@ class Settlement:
                 self._late.give(tracked.position, tracked.answer)
             why = _RESENT if tracked.resend else ""
             self._note(tracked, CommandEvent.CONFIRM, self._success(tracked), why)
-        elif not self._limits.answers.confirm:
+        elif not self._limits.answers.confirm and not tracked.command.is_broadcast:
             device.cursor.device_seen(tracked.confirmed_at_us - self._limits.parked.unsure_us)
             one = ParkedId(tracked.position, tracked.command.expires_at_ms, True, True)
             device.cursor.add_unproven(Unproven(one, tracked.confirmed_at_us))
@@ -114,12 +121,15 @@ class Settlement:
         self._devices.look_at(device)
 
     def give_up(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
-        """Write the command to the dead letters; its receipt and the cursor follow."""
+        """Write the command to the dead letters; its receipt and the cursor follow. Each member of a broadcast has its own
+        entry, so a broadcast is only settled.
+        """
+        if tracked.command.is_broadcast:
+            self.settle(device, tracked, state, reason)
+            return
         tracked.on(CommandEvent.GIVE_UP)
         tracked.given_up = state, reason
         device.given_up.add(tracked.position)
-        if state == "overflowed":  # it is in no queue, so nothing waits until its end is stored
-            device.parked.overflowed_to = max(device.parked.overflowed_to, tracked.position)
         self._outbox.write(DeadLetter(tracked.position, device.name, reason))
 
     def passes_overflow(self, device: Device, head: TrackedCommand) -> bool:

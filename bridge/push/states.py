@@ -18,6 +18,10 @@ Delivery of a command that arrived by the subscription:
    gets its receipt then.
 5. ``Ack``. After a crash before it the command arrives again, its receipt is written again, and it is acknowledged.
 
+The entry of a broadcast begins with another step instead of 1: it waits, QUEUED, for the device's answer to the one publish
+that all members get. The answer may come at any time before step 3, also before the entry or while that is parked; a former
+owner's is lost, and without one ``Push`` follows, always with ``repeat=1``.
+
 A command that is not sent (expired, duplicate, not valid) takes steps 4 and 5 alone. A command that push gives up takes
 ``DeadLetter``, 4, 3 and 5, in this order: no cursor passes it before the dead letter is stored, and it is not acknowledged
 before its id is in a cursor.

@@ -116,7 +116,8 @@ class Session:
             return None
         self._stuck_at = math.inf
         limits = limits_of(settings.push)
-        cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids)
+        since_ms = time.time_ns() // 1_000_000 - limits.parked.unsure_us // 1000
+        cursors = connection.log.cursors.read(ownership.first, limits.remembered_ids, since_ms)
         ownership.own = cursors.until
         budget = ReadBudget(limits.pending, limits.pending_bytes)
         while True:

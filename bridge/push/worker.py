@@ -15,6 +15,8 @@ from bridge.contract import COMMANDS_TOPIC, CURSORS_TOPIC, GROUP_ROSTER_TOPIC, P
 from bridge.errors import ConfigError, DeniedError, PulsebridgeError, TransientError
 from bridge.health import Health
 from bridge.protocols.board import tidy
+from bridge.protocols.sharing import GROUPS, PUSH_PROTOCOL
+from bridge.protocols.sharing_instance import Share, SharingInstance
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.compaction import watching_compaction
 from bridge.pulsar.provisioning import create_topic, existing_commands, provision_commands
@@ -22,9 +24,7 @@ from bridge.pulsar.provisioning_plan import TopicNeed, push_needs, topic_steps
 from bridge.pulsar.watch import watching, watching_pulsar
 from bridge.push.groups.owner import GroupOwner
 from bridge.push.groups.payloads import Payloads
-from bridge.push.instance import PushInstance
 from bridge.push.metrics import PartitionMetrics, PushMetrics
-from bridge.push.sharing import GROUPS
 from bridge.push.supervisor import PartitionSupervisor
 from bridge.settings import Settings
 
@@ -63,9 +63,8 @@ class TopicWatch:
                 count = self._make_again(replace(need, partitions=self._had[need.topic]))
             if need.topic == self._commands and 0 < self._had.get(need.topic, 0) < count:
                 log.error(
-                    "topic has more partitions than before: no push process owns the new ones, and devices change "
-                    "partition. Once none of their commands waits in the old ones (see pulsebridge devices list), restart all "
-                    "push processes",
+                    "topic has more partitions than before: push reads none of the new ones. Action: use "
+                    "`pulsebridge commands move` to change their number; write what came into the new ones again",
                     topic=need.topic,
                     partitions=count,
                     before=self._had[need.topic],
@@ -121,6 +120,14 @@ def _show_lag(admin: PulsarAdmin, partitions: Mapping[int, PartitionMetrics]) ->
     for number, lag in backlogs(stats, topic, max(partitions, default=-1) + 1).items():
         if number in partitions:
             partitions[number].lag(lag)
+
+
+def _note_brokers(admin: PulsarAdmin, partitions: Mapping[int, PartitionMetrics]) -> None:
+    """Note which Pulsar broker owns the commands of each partition that is owned here."""
+    for number, one in partitions.items():
+        if one.owns:
+            url = admin.owner(partition_name(admin.settings.system_topic(COMMANDS_TOPIC), number))
+            one.all.brokers[number] = url.rpartition("/")[2]
 
 
 @contextmanager
@@ -186,7 +193,9 @@ class PushWorker:
         groups = GroupOwner(self._settings, self._metrics, self._health.part("groups"), self._failed)
 
         threads: list[PartitionSupervisor | GroupOwner] = [*owners.values(), groups]
-        instance = PushInstance(self._settings, {**owners, GROUPS: groups}, self._metrics)
+        shares: dict[int, Share] = {**owners, GROUPS: groups}
+        counted = self._metrics.gauges["processes"].set
+        instance = SharingInstance(self._settings.pulsar, shares, PUSH_PROTOCOL, counted=counted)
 
         def forgotten() -> None:
             for owner in owners.values():
@@ -199,6 +208,12 @@ class PushWorker:
             watch(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
             if settings.metrics.port:
                 watch(_watching(settings, health, "push-lag", _LAG_EVERY_S, lambda a: partial(_show_lag, a, metrics)))
+            if settings.metrics.mop_names:
+                watch(
+                    _watching(
+                        settings, health, "push-brokers", _LAG_EVERY_S, lambda a: partial(_note_brokers, a, metrics)
+                    )
+                )
             rewriters = {
                 CURSORS_TOPIC: lambda number: owners[number].cursors_aged(),
                 GROUP_ROSTER_TOPIC: lambda _number: groups.roster_aged(),

@@ -4,7 +4,8 @@ To keep the order per device, one worker reads all topics that can have the same
 be disjoint. Filters whose topics can have the same Pulsar topic and key form a group, and each group has its own
 session. The client id of a session follows from its number in the configuration. Worker I of N serves the sessions I,
 I+N, I+2N and so on. Another N distributes the same sessions to other workers, without a change of subscriptions, so
-each session has a reader.
+each session has a reader. With ``AUTO`` the running workers share the sessions by themselves
+(``bridge.protocols.sharing``), so their number may change while they run.
 
 Sessions change only with the filters, or between one worker and shards (H7). The broker queues for a session until it
 is deleted, and some brokers delete queued messages at UNSUBSCRIBE. So a removed filter or session is drained first,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from bridge.settings.pulsar import PulsarSettings
 
 __all__ = [
+    "AUTO",
     "MAX_SESSIONS",
     "Move",
     "Remembered",
@@ -48,6 +50,9 @@ MAX_SESSIONS: Final = 64
 """Maximum number of sessions of a deployment with shards; each has a thread. Further groups of filters share sessions.
 """
 
+AUTO: Final = "auto"
+"""The shard of workers that share the sessions by themselves."""
+
 _FORM: Final = re.compile(r"(\d{1,4}|host)/(\d{1,4})\Z")
 _ORDINAL: Final = re.compile(r"-(\d{1,4})\Z")
 
@@ -61,13 +66,16 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, *, host: str | None = None) -> Shard:
-        """Read ``I/N`` or ``host/N``. Raises ValueError with the remedy.
+        """Read ``I/N``, ``host/N`` or ``auto``. Raises ValueError with the remedy.
 
-        With ``host`` the index is the number at the end of the host's name, as in the names of a StatefulSet's pods.
+        With ``host`` the index is the number at the end of the host's name, as in the names of a StatefulSet's pods. With
+        ``auto`` a worker may serve every session.
         """
+        if text == AUTO:
+            return cls(0, 1)
         found = _FORM.match(text)
         if found is None:
-            raise ValueError(f"{text!r} is not of the form I/N, for example 0/4")
+            raise ValueError(f"{text!r} is neither {AUTO} nor of the form I/N, for example 0/4")
         count = int(found[2])
         if found[1] != "host":
             index = int(found[1])
@@ -171,6 +179,11 @@ def split(ingest: IngestSettings, pulsar: PulsarSettings, count: int) -> list[tu
     Raises ConfigError with the remedy if there are too few filters.
     """
     filters = subscriptions(ingest)
+    if ingest.share is not None and ingest.shard == AUTO:
+        raise ConfigError(
+            f"ingest.shard is {AUTO} and ingest.share is set: each worker of a shared subscription has its own session",
+            remedy="give the number of workers: --shard I/N, or host/N in a StatefulSet; or remove ingest.share",
+        )
     if ingest.share is not None:
         return [sharing(with_resume(filters, ingest), ingest.share)] * count
     groups = _groups(filters, ingest, pulsar)

@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from bridge.routing.templates import Filter
 from bridge.settings.base import Section
+from bridge.settings.fetch import FetchSettings
 from bridge.settings.units import Duration, Size
 
 __all__ = ["CertificateTopics", "HttpLimits", "HttpSettings", "is_loopback"]
@@ -57,14 +58,14 @@ class HttpLimits(Section):
 
 
 class HttpSettings(Section):
-    """Publishing over HTTP; used if ``messaging_protocols`` names ``http``."""
+    """Publishing and commands over HTTP; used if ``messaging_protocols`` names ``http``."""
 
     host: str = "127.0.0.1"
     """Address to listen on; beyond loopback only with tokens or mTLS."""
     port: int | None = Field(8090, ge=0, le=65535)
     """TCP port without TLS; 0 any free one, null none."""
     tls_port: int | None = Field(None, ge=0, le=65535)
-    """TCP port with TLS, likewise."""
+    """TCP port with TLS, likewise. Both may be open at the same time; limits.connections counts the clients of both."""
     tls_certificate: Path | None = None
     """PEM file of the server's certificate with its chain; a replaced file is used within seconds."""
     tls_private_key: Path | None = None
@@ -76,8 +77,9 @@ class HttpSettings(Section):
     """The topics of each client certificate; required with tls_client_ca. The first matching entry counts."""
     tokens: SecretStr | None = None
     """Tokens, one of which each request must contain: on each line a token and the MQTT topic filters that it may
-    publish to, separated by spaces; # alone is all topics, a line that begins with # a comment. Also as tokens_file,
-    whose changes apply within seconds."""
+    publish to, separated by spaces; # alone is all topics, a line that begins with # a comment. A token whose filters
+    match all commands.topics of a device may fetch its commands. Also as tokens_file, whose changes apply within
+    seconds."""
     allow_anonymous: bool = False
     """Listen beyond loopback without tokens and without mTLS: any client may publish."""
     allowed_hosts: tuple[str, ...] = ()
@@ -88,12 +90,17 @@ class HttpSettings(Section):
     with another origin are refused."""
     allow_resume: bool = False
     """Whether clients may publish to ingest.resume_topic, so that push resends commands."""
+    commands: FetchSettings = Field(default_factory=FetchSettings)
     limits: HttpLimits = Field(default_factory=HttpLimits)
 
     @model_validator(mode="after")
     def _consistent(self) -> HttpSettings:
         if self.port is None and self.tls_port is None:
-            raise ValueError("port and tls_port are both null: give one")
+            raise ValueError("port and tls_port are both null: give one, or both to listen with and without TLS")
+        if self.port and self.port == self.tls_port:
+            raise ValueError(
+                f"port and tls_port are both {self.port}: give each its own, or null to the one not wanted"
+            )
         if (self.tls_certificate is None) != (self.tls_private_key is None):
             raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
         if self.tls_port is not None and self.tls_certificate is None:

@@ -57,7 +57,8 @@ class IngestSettings(Section):
     """MQTT filters to subscribe to; default: the routes' own filters, without routes ``#``."""
     shard: Annotated[str, checked_by(Shard.parse)] | None = None
     """Number of this worker among several, as I/N from 0 on; with host/N, I is the number at the end of the host's
-    name. Groups of filters without a common device are distributed to the workers, each with its own session."""
+    name. Groups of filters without a common device are distributed to the workers, each with its own session. auto: all
+    workers that run share the sessions evenly by themselves, so their number may change while they run."""
     share: str | None = Field(None, pattern=r"^[^/+#\s]+$")
     """Group of a shared subscription ($share). The broker sends each message to any worker of the group, so the order
     per device is lost. It sends no retained messages."""

@@ -18,7 +18,7 @@ class MetricsSettings(Section):
     host: str = "127.0.0.1"
     """Address that the endpoint listens on."""
     mop_names: bool = False
-    """Whether the metrics of the MoP proxy's design are also exported under its names."""
+    """Whether active_connections and connection_stats of the MoP proxy's design are exported, too."""
     stuck_after: Duration = Field(Duration("60s"), gt=0)
     """Time without a run of a loop after which /healthz fails."""
     probe_interval: Duration = Field(Duration("5s"), gt=0)

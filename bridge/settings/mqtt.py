@@ -51,6 +51,9 @@ class MqttSettings(Section):
     """First wait before a reconnect."""
     reconnect_max: Duration = Field(Duration("15s"), gt=0)
     """Longest wait before a reconnect."""
+    connections_from: SecretStr | None = None
+    """Where the broker reports its number of connections, for metrics.mop_names: a topic, or a URL with the name of the
+    number, as http://broker:8222/varz#connections; null for the topic $SYS/broker/clients/connected."""
 
     @model_validator(mode="after")
     def _pairs(self) -> MqttSettings:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from bridge.contract import NAMESPACE, TENANT, topic_name
+from bridge.contract import GENERATION_TOPICS, NAMESPACE, TENANT, topic_name
 from bridge.settings.base import COMMON, Section
 from bridge.settings.units import Duration, Size
 
@@ -120,7 +120,10 @@ class PulsarSettings(Section):
     partitions: int = Field(4, ge=1, le=1024, json_schema_extra=COMMON)
     """Partitions of a new readings topic."""
     command_partitions: int = Field(4, ge=1, le=1024)
-    """Partitions of the commands and cursors topics; fixed once they exist (H28)."""
+    """Partitions of new topics of commands; those of existing topics are fixed (H28): see pulsar.command_generation."""
+    command_generation: int = Field(0, ge=0, le=999_999_999)
+    """Which commands topic is in force, with its cursors: commands, or commands-1, commands-2, …. To change the number of
+    partitions, raise it, set pulsar.command_partitions, and run `pulsebridge commands move`: see MOVING.md."""
     provision: Literal["create", "verify", "off"] = "create"
     """At the start of ingest and push: create namespaces, topics and subscriptions; verify that they exist, and fail
     with the missing commands; or off, without a request to Pulsar's admin."""
@@ -188,5 +191,7 @@ class PulsarSettings(Section):
         return topic_name(tenant, name, local)
 
     def system_topic(self, local: str) -> str:
-        """Return the full name of a topic in the system namespace."""
+        """Return the full name of a topic in the system namespace, of the generation in force."""
+        if self.command_generation and local in GENERATION_TOPICS:
+            local = f"{local}-{self.command_generation}"
         return topic_name(self.tenant, self.system_namespace, local)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from bridge.contract.groups import template_problem
+from bridge.contract.groups import GROUP_MARK, template_problem
 from bridge.settings.base import COMMON, Section, checked_by
 from bridge.settings.rules import DeviceFilter
 from bridge.settings.units import Duration, Size
@@ -125,6 +125,12 @@ def _is_template(text: str) -> None:
         raise ValueError(f"{problem}, for example devices/{{device}}/commands")
 
 
+def _is_group_template(text: str) -> None:
+    problem = template_problem(text, GROUP_MARK)
+    if problem is not None:
+        raise ValueError(f"{problem}, for example groups/{{group}}/commands")
+
+
 class GroupSettings(Section):
     """Groups of devices, and commands to groups."""
 
@@ -134,6 +140,9 @@ class GroupSettings(Section):
     """Maximum number of devices that the patterns of one group match; others get no commands to the group."""
     topic: Annotated[str, checked_by(_is_template)] = "devices/{device}/commands"
     """MQTT topic of group commands without one; {device} is the device."""
+    broadcast_topic: Annotated[str, checked_by(_is_group_template)] = "groups/{group}/commands"
+    """MQTT topic of broadcasts, which the members of a group subscribe to; {group} is the group. With position_in: topic
+    the positions of the broadcast and of the group's command before it follow as levels."""
     expiry: Duration = Field(Duration("7d"), gt=0, le=31_622_400)
     """Latest expiry of a group command; until then new members get it, and Pulsar keeps it."""
     cache_size: Size = Field(Size("64MiB"), ge=8 * 1024 * 1024)

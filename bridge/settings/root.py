@@ -8,6 +8,7 @@ from bridge.contract.names import DEFAULT_MAX_NAME_BYTES, MAX_NAME_BYTES, name_p
 from bridge.routing.patterns import Star, meet
 from bridge.routing.templates import Filter
 from bridge.settings.base import COMMON, Section
+from bridge.settings.fetch import FetchSettings, status_of
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.links import mqtt_of
@@ -115,6 +116,42 @@ class Settings(Section):
                     "confuse them: give separate topics"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _fetchable(self) -> Settings:
+        if not self.http.commands.topics:
+            return self
+        problem = self.fetch_problem(self.http.commands)
+        if problem is not None:
+            raise ValueError(f"http.commands{problem}")
+        return self
+
+    def fetch_problem(self, fetch: FetchSettings) -> str | None:
+        """Return why devices cannot fetch commands with these settings of theirs, None if they can."""
+        links = self.links()
+        if fetch.link is not None and fetch.link not in links:
+            return f".link: no link is named {fetch.link!r}: give one of {', '.join(links)}"
+        if status_of(self.push.presence.rules, "d") is None:
+            return (
+                " needs a rule in push.presence.rules by which push learns which devices fetch, with the device as the "
+                "only wildcard, for example [{filter: devices/+device/status}]"
+            )
+        mqtt = self.fetch_mqtt(fetch)
+        if mqtt.protocol != "5" and self.push.position_in == "properties":
+            return (
+                f" cannot work over MQTT {mqtt.protocol}, because its commands have no position: set mqtt.protocol: 5, "
+                "or push.position_in: topic"
+            )
+        names = [self.push.client_id, *(one.client_id for one in links.values())]
+        for name in names:  # a device would take over the session of that name
+            if name.startswith(f"{fetch.client_id}-"):
+                return f".client_id {fetch.client_id!r} begins the client id {name!r} of Pulsebridge: give another one"
+        return None
+
+    def fetch_mqtt(self, fetch: FetchSettings) -> MqttSettings:
+        """Return the broker at which the devices are that fetch commands."""
+        links = self.links()
+        return next(iter(links.values())) if fetch.link is None else links[fetch.link]
 
     def links(self) -> dict[str, MqttSettings]:
         """Return the MQTT links of ingest by name, with complete settings: those listed, else only ``mqtt``."""

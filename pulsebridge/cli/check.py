@@ -11,7 +11,6 @@ import typer
 from bridge.display import printable
 from bridge.errors import EXIT_FAILED, ConfigError
 from bridge.settings import Settings
-from bridge.settings.units import Duration
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.output.text import json_text
 
@@ -52,14 +51,11 @@ def check(
         int,
         typer.Option("--messages", min=1, max=100_000, help="With --broker: messages to queue for an offline session."),
     ] = 1500,
-    time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="DURATION", help="With --broker: time of the tries of one broker.")
-    ] = "25s",
 ) -> None:
     """Dial every endpoint, consume nothing, and print each failure with its remedy.
 
     Exit code 1 if an endpoint does not answer, or another distribution shadows a package of Pulsebridge. With --broker:
-    if something that ingest or push needs does not work. Its client ids begin with pulsebridge-check-, its topics with
+    if something that ingest or push needs does not work. Its client ids begin with pb-check-, its topics with
     pulsebridge-check/; it reads no topic of others, and deletes its sessions and retained messages.
 
     Examples:
@@ -79,7 +75,7 @@ def check(
         raise ConfigError(f"--tier {tier}: unknown tier", remedy=f"give one of {', '.join(TIERS)}")
     settings = settings_from(config, sets)
     if broker:
-        raise typer.Exit(_check_brokers(settings, wait_for_restart, messages, time_limit, as_json=as_json))
+        raise typer.Exit(_check_brokers(settings, wait_for_restart, messages, as_json=as_json))
     findings = check_endpoints(settings)
     if tier is not None and all(f.ok for f in findings):  # else the output would repeat a failure
         findings += check_rights(settings, tier)
@@ -100,14 +96,9 @@ def check(
     raise typer.Exit(0 if ok else 1)
 
 
-def _check_brokers(settings: Settings, wait_for_restart: bool, messages: int, time_limit: str, *, as_json: bool) -> int:
+def _check_brokers(settings: Settings, wait_for_restart: bool, messages: int, *, as_json: bool) -> int:
     from bridge.inspect.broker.check import check_broker
     from pulsebridge.output.broker_check import lines_of, report_json
-
-    try:
-        limit = Duration(time_limit)
-    except ValueError as e:
-        raise ConfigError(f"--time-limit {time_limit}: {e}", remedy="give seconds, for example 25s") from e
 
     reports = []
     for name, mqtt in settings.links().items():
@@ -116,7 +107,6 @@ def _check_brokers(settings: Settings, wait_for_restart: bool, messages: int, ti
             name,
             mqtt,
             messages=messages,
-            time_limit_s=limit,
             restart_s=_RESTART_S if wait_for_restart else 0.0,
             report=lambda line: typer.echo(printable(line), err=True),
         )

@@ -1,4 +1,4 @@
-"""The commands ``pulsebridge commands send`` and ``show``."""
+"""The commands ``pulsebridge commands send``, ``show`` and ``move``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from bridge.errors import ConfigError
+from pulsebridge.cli.move import move
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.cli.send import send
 from pulsebridge.output.text import json_text, text_of
@@ -32,9 +33,10 @@ _Device = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    commands = typer.Typer(help="Commands to devices: send them, show their history.", no_args_is_help=True)
+    commands = typer.Typer(help="Commands to devices: send, show, move them.", no_args_is_help=True)
     commands.command("send")(send)
     commands.command("show")(_show)
+    commands.command("move")(move)
     app.add_typer(commands, name="commands")
 
 

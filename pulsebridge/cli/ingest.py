@@ -32,8 +32,9 @@ def _ingest(
     shard: Annotated[
         str | None,
         typer.Option(
-            metavar="I/N",
-            help="Run worker I of N, from 0; host/N takes I from the end of the host's name, as in a StatefulSet.",
+            metavar="I/N|auto",
+            help="Run worker I of N, from 0; host/N takes I from the end of the host's name, as in a StatefulSet; auto: share "
+            "the work with all others that run with auto.",
             show_default=False,
         ),
     ] = None,

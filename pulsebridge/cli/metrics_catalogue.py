@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from bridge.contract import RECEIPT_STATES
 from bridge.health import Health
 from bridge.intake.metrics import IngestMetrics, LinkMetrics, SessionMetrics
-from bridge.intake.mop_metrics import MopCollector
 from bridge.metrics import HealthCollector
+from bridge.mop_metrics import MopCollector, Traffic
 from bridge.push.metrics import PushMetrics
 from sources.metrics import SourceMetrics
 from sources.stream_metrics import Figures, StreamMetrics
@@ -43,6 +43,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     SessionMetrics("name", ingest)
     push = PushMetrics(registry)
     push.partition(0).lag(0)
+    push.partition(0).link_up("name", False)
     push.counters["receipts"].labels(RECEIPT_STATES[0])
     push.counters["group_commands"].labels(RECEIPT_STATES[0])
     push.counters["resume_answers"].labels("resumed")
@@ -54,7 +55,9 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     found = sorted(_families(registry))
     if mop:
         names = CollectorRegistry()
-        names.register(MopCollector("pulsar", ingest))
+        traffic = Traffic()
+        traffic.add("link", "mqtt:1883", "pulsar:6650", 1, 1)
+        names.register(MopCollector(lambda: {"mqtt:1883": 1}, traffic))
         found += sorted(_families(names))
     return found
 

@@ -60,10 +60,12 @@ def _push(
         pulsebridge push --trace press-7
     """
     import threading
+    from contextlib import ExitStack
 
     from bridge.collector import reduce_collections
     from bridge.health import Health
     from bridge.metrics import serving
+    from bridge.mqtt.connection_count import mop_collector
     from bridge.push.worker import PushWorker
     from bridge.stopping import CLOSE_S, stopping_on_signals
 
@@ -75,10 +77,12 @@ def _push(
     health = Health(settings.metrics.stuck_after)
     reduce_collections()
     stopping = threading.Event()
-    with (
-        stopping_on_signals("push", stopping.set, settings.push.drain + CLOSE_S),
-        serving(settings.metrics, health),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(stopping_on_signals("push", stopping.set, settings.push.drain + CLOSE_S))
+        shown = []
+        if settings.metrics.mop_names:
+            shown = [stack.enter_context(mop_collector(settings.links().values(), lambda: health.ending))]
+        stack.enter_context(serving(settings.metrics, health, more=shown))
         PushWorker(settings, _numbers(partitions), health=health, stopping=stopping, trace=trace).run()
 
 

@@ -52,8 +52,15 @@ def send(
     ] = None,
     qos: Annotated[int | None, typer.Option(metavar="1|2", help="QoS of its delivery.", show_default="1")] = None,
     retain: Annotated[bool, typer.Option("--retain", help="Let the MQTT broker retain it.")] = False,
+    broadcast: Annotated[
+        bool, typer.Option("--broadcast", help="With --group: publish it once for all members.")
+    ] = False,
     expires_in: Annotated[
         str | None, typer.Option(metavar="AGE", help="Expiry: 30s, 15m, 2h, 3d.", show_default="never")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Link to its MQTT broker, for a device that push has never seen.", show_default=False),
     ] = None,
     lines: Annotated[
         Path | None,
@@ -68,10 +75,10 @@ def send(
     A command sent twice with the same id is harmless: a device gets one command for an id. Push remembers at least the
     last 256 ids of each device (push.limits.remembered_ids).
 
-    The fields of a line are device or group, mqtt_topic, payload or payload_base64, command_id, qos, retain, expires_in
-    and cause; the options are the values that a line lacks. A file is checked as a whole before the first command is
-    sent. Lines from a pipe are sent as they arrive; those before an invalid one are stored, and the error says how many.
-    After an error or an interruption send the same lines with the same --id again.
+    The fields of a line are device or group, mqtt_topic, payload or payload_base64, command_id, qos, retain, broadcast,
+    expires_in, cause and link; the options are the values that a line lacks. A file is checked as a whole before the
+    first command is sent. Lines from a pipe are sent as they arrive; those before an invalid one are stored, and the
+    error says how many. After an error or an interruption send the same lines with the same --id again.
 
     With --wait the exit code is 1 if a command failed, or has no receipt in time. A command to a group ends with the
     last of its members.
@@ -81,6 +88,8 @@ def send(
       pulsebridge commands send --device press-7 --topic devices/press-7/commands --payload '{"reset": true}' --wait
 
       pulsebridge commands send --group presses --payload @update.bin --id update-12 --expires-in 2d
+
+      pulsebridge commands send --group presses --payload @update.bin --broadcast --wait --timeout 5m
 
       pulsebridge commands send --lines commands.jsonl --topic 'devices/{device}/commands' --id night-7 --json
     """
@@ -96,8 +105,10 @@ def send(
         "mqtt_topic": topic,
         "qos": qos,
         "expires_in": expires_in,
+        "link": link,
     }
-    given |= {"retain": retain or None, "payload": None if payload is None else _payload(payload, lines)}
+    given |= {"broadcast": broadcast or None, "retain": retain or None}
+    given |= {"payload": None if payload is None else _payload(payload, lines)}
     prefix = f"send-{uuid.uuid4().hex[:12]}" if command_id is None else command_id
     defaults = {name: value for name, value in given.items() if value is not None}
     source = CommandSource(defaults, prefix, settings.max_name_bytes, _MOST_AWAITED if wait else None)

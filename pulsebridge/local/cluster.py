@@ -12,13 +12,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from bridge.errors import TransientError
 from bridge.settings.local import LocalSettings
 from pulsebridge.local.ports import free_ports, loopback_interface
-from pulsebridge.local.processes import Server, last_lines
+from pulsebridge.local.processes import Server, await_ready, last_lines
 from pulsebridge.local.pulsar_server import java_command, pulsar_overrides, render_properties
 from pulsebridge.local.readiness import pulsar_healthy
 from pulsebridge.local.sizes import Sizes
@@ -29,6 +31,7 @@ _BOOKIES: Final = ("bookie-0", "bookie-1", "bookie-2")
 BROKERS: Final = ("broker-0", "broker-1", "broker-2")
 _NAMES: Final = ("zookeeper", *_BOOKIES, *BROKERS, "proxy")
 _PORTS_FILE: Final = "cluster-ports.json"
+_CLUSTER: Final = "local"
 _SESSION_MS: Final = 10_000
 """After this time without a sign of life a broker or a bookie counts as dead, and its topics move (Pulsar: 30 s)."""
 _GRACE_S: Final = 8.0
@@ -41,6 +44,9 @@ _MAIN: Final = {
 }
 _MEMORY: Final = {"zookeeper": (96, 64), "bookie": (192, 256), "broker": (320, 320), "proxy": (128, 192)}
 """Heap and direct memory, in MiB."""
+_CACHES: Final = Sizes(
+    pulsar_heap=0, pulsar_direct=0, pulsar_write_cache=32, pulsar_read_cache=32, pulsar_entry_cache=48, mqtt_heap=0
+)
 
 
 class LocalCluster:
@@ -52,20 +58,19 @@ class LocalCluster:
         *,
         java: Path,
         home: Path,
-        sizes: Sizes,
         environment: Mapping[str, str],
         settings: LocalSettings,
         report: Callable[[str], None] = lambda line: None,
+        abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``java`` and ``home`` are the folders of the JDK and of Pulsar's distribution."""
+        """``java`` and ``home`` are the folders of the JDK and of Pulsar's distribution; ``abandoned`` ends a start."""
         self._folder = folder
         self._java = java
         self._home = home
-        self._sizes = sizes
         self._environment = dict(environment)
         self._settings = settings
         self._report = report
-        self._abandoned: Callable[[], bool] = lambda: False
+        self._abandoned = abandoned
         self.servers: dict[str, Server] = {}
         """The processes by name: zookeeper, bookie-0 to -2, broker-0 to -2, proxy."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,12 +113,11 @@ class LocalCluster:
 
     # --- lifecycle ---
 
-    def start(self, abandoned: Callable[[], bool] = lambda: False) -> None:
-        """Start all processes and wait until each broker passes its health check, or ``abandoned`` returns True.
+    def start(self) -> None:
+        """Start all processes and wait until each broker passes its health check.
 
         Raises TransientError with the last lines of the log of a process that failed or is not ready in time.
         """
-        self._abandoned = abandoned
         began = time.monotonic()
         self._launch(["zookeeper"])
         if not (self._folder / "initialized").exists():
@@ -132,13 +136,6 @@ class LocalCluster:
             for server in servers:
                 server.stop()
         self.servers.clear()
-
-    def check(self) -> None:
-        """Raise TransientError for a process that ended by itself."""
-        for server in self.servers.values():
-            failure = server.failure()
-            if failure is not None:
-                raise failure
 
     def kill(self, name: str) -> None:
         """Send SIGKILL to one process and wait until it has ended."""
@@ -166,8 +163,14 @@ class LocalCluster:
         self._report(f"starting {', '.join(names)}")
         for name in names:
             self.servers[name] = self._server(name)
+        timeout_s = self._settings.start_timeout
         with ThreadPoolExecutor(len(names)) as pool:
-            list(pool.map(self._await_ready, names))
+            ready = [
+                pool.submit(await_ready, self.servers[name], partial(self._ready, name), timeout_s, self._abandoned)
+                for name in names
+            ]
+        for one in ready:
+            one.result()
 
     def _server(self, name: str) -> Server:
         kind = name.partition("-")[0]
@@ -177,12 +180,12 @@ class LocalCluster:
         config = folder / f"{kind}.conf"
         config.write_text(self._config(kind, name, folder), encoding="utf-8")
         flag = {"zookeeper": [], "bookie": ["--conf"], "broker": ["--broker-conf"], "proxy": ["--config"]}[kind]
-        command = [*self._jvm(kind, logs), _MAIN[kind], *flag, str(config)]
+        command = [*self._launch(kind, logs), _MAIN[kind], *flag, str(config)]
         return Server(
             name, command, log=logs / f"{name}.log", cwd=folder, environment=self._environment, grace_s=_GRACE_S
         )
 
-    def _jvm(self, kind: str, logs: Path) -> list[str]:
+    def _launch(self, kind: str, logs: Path) -> list[str]:
         heap, direct = _MEMORY[kind]
         return java_command(
             java=self._java, home=self._home, logs=logs, heap=heap, direct=direct, quick=self._settings.quick_start
@@ -190,70 +193,46 @@ class LocalCluster:
 
     def _config(self, kind: str, name: str, folder: Path) -> str:
         store = f"zk:127.0.0.1:{self._ports['zookeeper']}"
-        ports = self._ports
+        port, web, fsync = self._ports[name], self._ports.get(f"{name}-web", 0), self._settings.fsync
         if kind == "zookeeper":
-            lines = {
-                "tickTime": "1000",
-                "dataDir": str(folder / "data"),
-                "clientPort": str(ports[name]),
-                "clientPortAddress": "127.0.0.1",
-                "maxClientCnxns": "0",
-                "admin.enableServer": "false",
-                "forceSync": "yes" if self._settings.fsync else "no",
-            }
-            return "".join(f"{key}={value}\n" for key, value in lines.items())
-        common = {
-            "bindAddress": "127.0.0.1",
+            return render_properties(
+                "",
+                {
+                    "tickTime": "1000",
+                    "dataDir": str(folder / "data"),
+                    "clientPort": str(port),
+                    "clientPortAddress": "127.0.0.1",
+                    "maxClientCnxns": "0",
+                    "admin.enableServer": "false",
+                    "forceSync": "yes" if fsync else "no",
+                },
+            )
+        common = pulsar_overrides(
+            pulsar_port=port, admin_port=web, loopback=loopback_interface(), sizes=_CACHES, fsync=fsync
+        )
+        common |= {
+            "clusterName": _CLUSTER,
             "metadataStoreUrl": store,
             "configurationMetadataStoreUrl": store,
             "metadataStoreSessionTimeoutMillis": str(_SESSION_MS),
+            "loadBalancerEnabled": "true",
         }
-        if kind == "bookie":
-            template = "bookkeeper.conf"
-            overrides = {
-                "bookiePort": str(ports[name]),
-                "advertisedAddress": "127.0.0.1",
-                "listeningInterface": loopback_interface(),
-                "allowLoopback": "true",
+        own = {
+            "bookie": {
+                "bookiePort": str(port),
                 "metadataServiceUri": f"metadata-store:{store}",
                 "zkTimeout": str(_SESSION_MS),
                 "journalDirectories": str(folder / "journal"),
                 "ledgerDirectories": str(folder / "ledgers"),
-                "journalSyncData": str(self._settings.fsync).lower(),
                 # The default listens on port 8000 of every address.
                 "statsProviderClass": "org.apache.bookkeeper.stats.NullStatsProvider",
-                "diskUsageThreshold": "0.99",
-                "diskUsageWarnThreshold": "0.98",
-                "dbStorage_writeCacheMaxSizeMb": "32",
-                "dbStorage_readAheadCacheMaxSizeMb": "32",
-                "dbStorage_readAheadCacheBatchBytesSize": str(4 * 1024 * 1024),
-                "dbStorage_rocksDB_blockCacheSize": str(16 * 1024 * 1024),
-            }
-        elif kind == "broker":
-            template = "broker.conf"
-            overrides = common | {
-                key: value
-                for key, value in pulsar_overrides(
-                    pulsar_port=ports[name],
-                    admin_port=ports[f"{name}-web"],
-                    loopback=loopback_interface(),
-                    sizes=self._sizes,
-                    fsync=self._settings.fsync,
-                ).items()
-                if not key.startswith(("dbStorage", "journal", "disk", "allow", "listening", "loadBalancer"))
-            }
-            overrides |= {"clusterName": "local", "managedLedgerCacheSizeMB": "48"}
-        else:
-            template = "proxy.conf"
-            overrides = common | {
-                "servicePort": str(ports[name]),
-                "webServicePort": str(ports[f"{name}-web"]),
-                "clusterName": "local",
-                # The default allows 6650 and 6651 alone (H55).
-                "brokerProxyAllowedTargetPorts": "*",
-            }
-        text = (self._home / "conf" / template).read_text(encoding="utf-8")
-        return render_properties(text, overrides)
+            },
+            "broker": {},
+            # The default allows 6650 and 6651 alone (H55).
+            "proxy": {"servicePort": str(port), "brokerProxyAllowedTargetPorts": "*"},
+        }[kind]
+        template = "bookkeeper.conf" if kind == "bookie" else f"{kind}.conf"
+        return render_properties((self._home / "conf" / template).read_text(encoding="utf-8"), common | own)
 
     def _initialize(self) -> None:
         """Write the cluster's metadata. It is done once for a folder."""
@@ -261,38 +240,24 @@ class LocalCluster:
         logs = self._folder / "initialize"
         logs.mkdir(exist_ok=True)
         command = [
-            *self._jvm("zookeeper", logs),
+            *self._launch("zookeeper", logs),
             "org.apache.pulsar.PulsarClusterMetadataSetup",
-            *("--cluster", "local", "--metadata-store", store, "--configuration-store", store),
+            *("--cluster", _CLUSTER, "--metadata-store", store, "--configuration-store", store),
             *("--web-service-url", self.admin_url, "--broker-service-url", self.service_url),
         ]
         setup = Server(
             "initialize", command, log=logs / "initialize.log", cwd=logs, environment=self._environment, grace_s=1.0
         )
-        deadline = time.monotonic() + self._settings.start_timeout
-        while (code := setup.exit_code) is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        setup.kill()
-        if code != 0:
+        with suppress(TransientError):  # it ends by itself
+            await_ready(setup, lambda: setup.exit_code == 0, self._settings.start_timeout, self._abandoned)
+        if setup.exit_code != 0:
+            setup.kill()
             raise TransientError(
                 f"the metadata of the cluster was not written; its log ends:\n{last_lines(setup.log)}",
                 remedy=f"the whole log: {setup.log}",
             )
+        setup.kill()
         (self._folder / "initialized").touch()
-
-    def _await_ready(self, name: str) -> None:
-        server = self.servers[name]
-        deadline = time.monotonic() + self._settings.start_timeout
-        while not self._ready(name):
-            if self._abandoned():
-                raise TransientError(f"the start of {name} was cancelled")
-            self.check()
-            if time.monotonic() > deadline:
-                raise TransientError(
-                    f"{name} is not ready after {self._settings.start_timeout:.0f} s; its log ends:\n{last_lines(server.log)}",
-                    remedy="check whether the machine is overloaded, or raise local.start_timeout",
-                )
-            time.sleep(0.2)
 
     def _ready(self, name: str) -> bool:
         if name in BROKERS:

@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from bridge.errors import TransientError
+from bridge.errors import RefusedError, TransientError
 
-__all__ = ["Server", "last_lines"]
+__all__ = ["Server", "await_ready", "last_lines"]
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
@@ -116,6 +117,34 @@ class Server:
             self._guardian.kill()
             self._guardian.wait()
         self.ask()
+
+
+def await_ready(
+    server: Server, ready: Callable[[], bool], timeout_s: float, abandoned: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until ``ready`` returns True; an error of it counts as not ready.
+
+    Raises TransientError if the server ends, is not ready within ``timeout_s``, or if ``abandoned`` returns True.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause, last = 0.05, "it does not answer"
+    while time.monotonic() < deadline:
+        if abandoned():
+            raise TransientError(f"the start of {server.name} was cancelled")
+        failure = server.failure()
+        if failure is not None:
+            raise failure
+        try:
+            if ready():
+                return
+        except (TransientError, RefusedError) as e:
+            last = e.what
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.25)
+    raise TransientError(
+        f"{server.name} is not ready after {timeout_s:.0f} s ({last}); its log ends:\n{last_lines(server.log)}",
+        remedy="check whether the machine is overloaded, or raise local.start_timeout",
+    )
 
 
 def _signal_name(number: int) -> str:

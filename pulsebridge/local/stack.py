@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import psutil
 
-from bridge.errors import ConfigError, RefusedError, TerminalError, TransientError
+from bridge.errors import ConfigError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
 from bridge.user_folders import default_cache_dir
 from pulsebridge.downloads import distributions
@@ -30,7 +30,7 @@ from pulsebridge.downloads.preflight import Java, check_disk, check_java, find_j
 from pulsebridge.local.cluster import LocalCluster
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface, refuse_used
-from pulsebridge.local.processes import Server, last_lines
+from pulsebridge.local.processes import Server, await_ready
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
 from pulsebridge.local.readiness import mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
 from pulsebridge.local.sizes import Sizes, sizes_for
@@ -293,7 +293,7 @@ class LocalStack:
         else:
             server = self._pulsar() if name == "pulsar" else self._mqtt()
             self._servers[name] = server
-            self._await_ready(name, server)
+            await_ready(server, lambda: self._ready(name), self.settings.start_timeout, self._abandon.is_set)
         self.stages[name] = time.monotonic() - began
 
     def _environment(self) -> dict[str, str]:
@@ -310,12 +310,12 @@ class LocalStack:
             self.data_dir / "cluster",
             java=self._java.home,
             home=self._homes["pulsar"],
-            sizes=self._sizes,
             environment=self._environment(),
             settings=self.settings,
             report=self._report,
+            abandoned=self._abandon.is_set,
         )
-        self.cluster.start(self._abandon.is_set)
+        self.cluster.start()
 
     def _pulsar(self) -> Server:
         assert self._java is not None
@@ -375,28 +375,6 @@ class LocalStack:
                 quick=self.settings.quick_start,
             )
         return Server("mqtt", command, log=log, cwd=folder, environment=self._environment(), grace_s=_GRACE_S)
-
-    def _await_ready(self, name: str, server: Server) -> None:
-        deadline = time.monotonic() + self.settings.start_timeout
-        pause, last = 0.05, "it does not answer"
-        while time.monotonic() < deadline:
-            if self._abandon.is_set():
-                raise TransientError(f"the start of {name} was cancelled")
-            failure = server.failure()
-            if failure is not None:
-                raise failure
-            try:
-                if self._ready(name):
-                    return
-            except (TransientError, RefusedError) as e:
-                last = e.what
-            time.sleep(pause)
-            pause = min(pause * 1.3, 0.25)
-        raise TransientError(
-            f"{name} is not ready after {self.settings.start_timeout:.0f} s ({last}); its log ends:\n"
-            f"{last_lines(server.log)}",
-            remedy="check whether the machine is overloaded, or raise local.start_timeout",
-        )
 
     def _ready(self, name: str) -> bool:
         if name == "mqtt":

@@ -60,7 +60,12 @@ def pulsebridge(*args: str) -> list[str]:
 
 @contextmanager
 def running(
-    command: list[str], log: Path, *, ready: Callable[[], bool], env: Mapping[str, str] | None = None
+    command: list[str],
+    log: Path,
+    *,
+    ready: Callable[[], bool],
+    env: Mapping[str, str] | None = None,
+    within_s: float = 90,
 ) -> Iterator[psutil.Process]:
     """Run a process until the block ends; ends it with SIGTERM, its whole group with SIGKILL when it lingers.
 
@@ -75,7 +80,7 @@ def running(
             start_new_session=True,
         )
     try:
-        poll_for(lambda: ready() or child.poll() is not None, 90, f"{command[-1]} to be ready")
+        poll_for(lambda: ready() or child.poll() is not None, within_s, f"{command[-1]} to be ready")
         if child.poll() is not None:
             raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}:\n{log.read_text()[-2000:]}")
         yield psutil.Process(child.pid)

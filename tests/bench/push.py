@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,8 @@ class Place:
     settings: Settings
     config: Path
     folder: Path
+    pids: dict[str, int]
+    """Of the servers, by name."""
 
     @property
     def root(self) -> str:
@@ -96,7 +98,7 @@ class Place:
         )
 
     @contextmanager
-    def push(self, name: str = "push") -> Iterator[psutil.Process]:
+    def push(self, name: str = "push", *, within_s: float = 90) -> Iterator[psutil.Process]:
         """A push worker that owns all partitions."""
         log = self.folder / f"{name}.log"
         partitions = self.settings.pulsar.command_partitions
@@ -104,6 +106,7 @@ class Place:
             pulsebridge("push", "--config", str(self.config)),
             log,
             ready=lambda: log.read_text(errors="replace").count("partition is ours") >= partitions,
+            within_s=within_s,
         ) as process:
             yield process
 
@@ -128,7 +131,7 @@ def place(folder: Path, *, metrics_port: int = 0, mqtt_heap_mb: int = 0) -> Iter
         provision(settings)
         config = folder / "push.yaml"
         config.write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)))
-        yield Place(settings, config, folder)
+        yield Place(settings, config, folder, stack.pids)
 
 
 def measure() -> tuple[list[Figure], list[str]]:
@@ -176,7 +179,7 @@ def _live(at: Place, fleet: DeviceProcesses, process: psutil.Process) -> tuple[l
 
 def write_open_loop(
     at: Place,
-    devices: range,
+    devices: Sequence[int],
     *,
     rate: float,
     seconds: float,

@@ -32,7 +32,7 @@ from tests.support.device_processes import DeviceProcesses, device_processes
 from tests.support.endpoint import Endpoint
 from tests.support.waiting import poll_for
 
-__all__ = ["measure"]
+__all__ = ["announce_absence", "measure", "parked_commands"]
 
 PARKED: Final = "BENCH_PARKED"
 """Environment variable: devices that are away, 100,000 by default."""
@@ -102,10 +102,10 @@ def _park(at: Place, endpoint: Endpoint, away: int) -> float:
     """Have push park all commands of all that are away. Returns its peak memory, in bytes; it is killed then."""
     with at.push("parking") as process:
         begin, empty = time.monotonic(), process.memory_info().rss
-        _announce(at, away)
+        announce_absence(at, away)
         wrote = write_many(at.settings, (at.command(n // EACH, n % EACH) for n in range(away * EACH)), timeout_s=300)
         print(f"  {away * EACH} commands written in {wrote:.0f} s", flush=True)
-        poll_for(lambda: _parked(endpoint) == away * EACH, 900, "all commands parked", every=0.5)
+        poll_for(lambda: parked_commands(endpoint) == away * EACH, 900, "all commands parked", every=0.5)
         took, peak, now = time.monotonic() - begin, _peak(process), process.memory_info().rss
         print(
             f"  parked in {took:.0f} s with {cpu_seconds(process):.0f} s of CPU; memory {empty / 2**20:.0f} MiB before, "
@@ -116,7 +116,7 @@ def _park(at: Place, endpoint: Endpoint, away: int) -> float:
     return peak
 
 
-def _parked(endpoint: Endpoint) -> int:
+def parked_commands(endpoint: Endpoint) -> int:
     return int(sum(s.value for s in endpoint.samples() if s.name == "pulsebridge_push_parked"))
 
 
@@ -199,7 +199,7 @@ def _peak(process: psutil.Process) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
 
 
-def _announce(at: Place, away: int) -> None:
+def announce_absence(at: Place, away: int) -> None:
     """Publish for each device that it is gone, and wait until the broker has all of it."""
     host, port = at.settings.mqtt.host, at.settings.mqtt.port
     acknowledged = 0

@@ -1,4 +1,4 @@
-"""The brokers of the page: how each is started, with its defaults where nothing else is said.
+"""The brokers of the page: how each is started, with its defaults unless a setup is given.
 
 Artemis and Mosquitto are those of ``pulsebridge up``, RabbitMQ that of the system. The others are used if a variable of
 the environment names them: ``BROKER_NATS``, ``BROKER_MOCHI`` and ``BROKER_RUMQTTD`` a program, ``BROKER_HIVEMQ`` the
@@ -30,7 +30,7 @@ from tests.support.waiting import poll_for
 
 __all__ = ["BROKERS", "Broker", "end", "newest", "started"]
 
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _server(name: str, command: Sequence[str], folder: Path) -> list[Server]:
     return [Server(name, command, log=folder / f"{name}.log", cwd=folder, environment=os.environ, grace_s=20)]
 
 
-def _said(*command: str) -> str | None:
+def _printed_version(*command: str) -> str | None:
     """Return the version that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = _VERSION.search(done.stdout + done.stderr)
@@ -84,7 +84,7 @@ def _said(*command: str) -> str | None:
 
 def _program(variable: str, flag: str) -> str | None:
     path = os.environ.get(variable)
-    return None if path is None else os.environ.get(f"{variable}_VERSION") or _said(path, flag)
+    return None if path is None else os.environ.get(f"{variable}_VERSION") or _printed_version(path, flag)
 
 
 def _artemis(folder: Path, ports: Sequence[int]) -> list[Server]:
@@ -120,14 +120,14 @@ def _mosquitto(lines: Sequence[str]) -> Callable[[Path, Sequence[int]], list[Ser
 
 def _mosquitto_version() -> str | None:
     program = find_mosquitto()
-    return None if program is None else _said(program, "-h")
+    return None if program is None else _printed_version(program, "-h")
 
 
 def _rabbitmq_version() -> str | None:
     program = shutil.which("rabbitmqctl", path="/usr/lib/rabbitmq/bin:/usr/sbin")
     if program is None or not installed():
         return None
-    return os.environ.get("BROKER_RABBITMQ_VERSION") or _said("dpkg-query", "-W", "rabbitmq-server")
+    return os.environ.get("BROKER_RABBITMQ_VERSION") or _printed_version("dpkg-query", "-W", "rabbitmq-server")
 
 
 def _rabbitmq(folder: Path, ports: Sequence[int]) -> list[Server]:

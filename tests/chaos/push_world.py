@@ -7,6 +7,7 @@ answer of its own device in its receipt counts as a violation.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -385,6 +386,37 @@ class PushWorld:
             say(f"{left:5.0f} s left: {victim}; {self.writer.stored} written")
             self.kill(victim, chance)  # type: ignore[arg-type]
 
+    def roam(self, seconds: float, chance: random.Random | None, say: Callable[[str], None]) -> None:
+        """Have devices change brokers for this time. With ``chance`` a worker, or the second broker, is killed or frozen now and
+        then.
+        """
+        pause, end = threading.Event(), time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            pause.wait(min(left, 10.0 if chance is None else chance.uniform(1, 10)))  # nothing is waited for
+            self.check()
+            if chance is None:
+                continue
+            victim = chance.choice(("worker", "frozen", "broker", "frozen broker"))
+            say(f"{left:5.0f} s left: {victim}; {self.writer.stored} written")
+            if victim in ("worker", "frozen"):
+                self.kill(victim, chance, still_s=8)  # type: ignore[arg-type]
+            else:
+                self._stop_other(chance.uniform(1, 10), victim)
+
+    def _stop_other(self, seconds: float, how: str) -> None:
+        assert self._other is not None
+        self.kills[how] += 1
+        began = time.time()
+        if how == "broker":
+            self._other.kill("mqtt")
+            threading.Event().wait(seconds)  # how long it is dead: this waits for no condition
+            self._other.restart("mqtt")
+        else:
+            os.kill(self._other.pids["mqtt"], signal.SIGSTOP)
+            threading.Event().wait(seconds)
+            os.kill(self._other.pids["mqtt"], signal.SIGCONT)
+        self.times.append(Kill("mqtt", began, time.time()))
+
     # --- the account ---
 
     def account(
@@ -423,7 +455,7 @@ class PushWorld:
 
     def longest_way(self, fleet: DeviceProcesses, since: float, until: float) -> float:
         """Return the longest time, in s, from Pulsar to the device, of the commands that were stored from ``since`` to
-        ``until`` (in s since the epoch).
+        ``until`` (in s since the epoch); infinity while one has not arrived.
         """
         arrived: dict[tuple[int, int], float] = {}
         for event in fleet.events():
@@ -431,7 +463,7 @@ class PushWorld:
                 arrived.setdefault((event.device, int(event.number)), event.at / 1e6)
         return max(
             (
-                arrived.get((device, number), until) - at
+                arrived.get((device, number), math.inf) - at
                 for device, times in self.writer.acknowledged.items()
                 for number, at in enumerate(list(times))
                 if since <= at < until

@@ -35,7 +35,7 @@ from streaming.alert_rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
-    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "BROKERS.md", "streaming/TABLES.md",
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "BROKERS.md", "MOVING.md", "SCALE.md", "streaming/TABLES.md",
 )  # fmt: skip
 TOP = r"(?:bridge|sources|sinks|streaming|pulsebridge|notebooks|examples|tests|conf|\.ci|\.github)"
 
@@ -224,7 +224,8 @@ def test_the_format_of_commands_is_that_of_the_contract() -> None:
     document = text("COMMANDS.md")
     table = document.split("| property | required | meaning |\n|---|---|---|\n")[1].split("\n\n")[0]
     named = re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE)
-    device, group = Command("id", "d", "t", b"", 2, True, 1, 1, "c"), GroupCommand("id", "g", "", b"")
+    device = Command("id", "d", "t", b"", 2, True, 1, 1, "c", link="l")
+    group = GroupCommand("id", "g", "", b"", broadcast=True)
     written = {**command_message(device).properties, **command_message(group).properties}
     assert sorted(named) == sorted(written)
     assert f"| `{C_VERSION}` | yes | version of the format: `{COMMAND_VERSION}` |" in table

@@ -18,6 +18,8 @@ DOCUMENTS: Final = (
     "CHANGELOG.md",
     "COMMANDS.md",
     "BROKERS.md",
+    "MOVING.md",
+    "SCALE.md",
 )
 INSTEAD: Final = {
     "told tells heard unheard said": "report, notify, receive, state",

@@ -47,6 +47,13 @@ HTTP_KILL_POINTS: Final = (
     "http_after_receipt",  # Pulsar has the message, the request is not answered
 )
 
+FETCH_KILL_POINTS: Final = (
+    "fetch_before_give",  # the MQTT broker has sent a command, its device does not have it
+    "fetch_before_answer",  # the device has confirmed it, nothing of that is published
+    "fetch_after_answer",  # the MQTT broker has the device's answer, it has no PUBACK for the command
+)
+"""Of ingest, for devices that fetch their commands."""
+
 REPLAY_KILL_POINTS: Final = (
     "replay_before_receipt",  # a producer has the dead letters, it has no receipt
     "replay_before_mark",  # their topics have them, the replay is not recorded
@@ -55,6 +62,12 @@ REPLAY_KILL_POINTS: Final = (
 
 RESEND_KILL_POINTS: Final = (
     "resend_after_write",  # Pulsar has the new copy of a command, the caller has no result
+)
+
+MOVE_KILL_POINTS: Final = (
+    "move_in_copies",  # the new cluster has some of the commands
+    "move_after_copies",  # it has all of a partition, its cursors are not written
+    "move_after_cursors",  # it has the cursors of a partition, the partition is not done
 )
 
 SOURCE_KILL_POINTS: Final = (

@@ -10,9 +10,9 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from prometheus_client import REGISTRY
@@ -24,9 +24,11 @@ from bridge.protocols.handler import Address
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.provisioning_plan import subscription_step
 from bridge.settings import Settings
+from bridge.settings.fetch import FetchSettings
 from bridge.settings.http import HttpSettings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.pulsar import PulsarSettings
+from bridge.settings.push import PushSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.local.stack import LocalStack
 from tests.support.merging import merged
@@ -80,6 +82,34 @@ class Peer(ABC):
     @property
     @abstractmethod
     def acked(self) -> int: ...
+
+    def command_settings(self) -> Settings:
+        """Return settings by which push serves commands to devices that fetch them, over a link that is older than MQTT 5."""
+        topic = f"{self.root}-push/{{device}}/commands"
+        push = {
+            "client_id": f"{self.root}-push",
+            "confirm": "device",
+            "position_in": "topic",
+            "answers": {"topic": f"{self.root}/answers", "timeout": "2s"},
+            "presence": {"rules": [{"filter": f"{self.root}-push/+device/status"}]},
+            "groups": {"topic": topic},
+        }
+        commands = {"topics": [topic], "client_id": f"{self.root}-dev", "absent_after": "1s"}
+        made = self.settings()
+        http = made.http.model_copy(update={"commands": FetchSettings(**commands)})
+        pulsar = self.namespaces.model_copy(update={"command_partitions": 1})
+        return made.model_copy(update={"push": PushSettings(**push), "http": http, "pulsar": pulsar})
+
+    def fetching(self, service: IngestService, device: str) -> AbstractContextManager[Fetcher]:
+        """Return a connection of a device that fetches; only of protocols in ``FETCHING``."""
+        raise NotImplementedError
+
+
+class Fetcher(NamedTuple):
+    """What a connected device does. ``fetch`` returns position, whether it is a repeat, and payload; None without one."""
+
+    fetch: Callable[[int, str], tuple[str, bool, bytes] | None]
+    confirm: Callable[[str, bytes], bool]
 
 
 class MqttPeer(Peer):
@@ -177,6 +207,22 @@ class HttpPeer(_Threaded):
 
             yield publish
 
+    @contextmanager
+    def fetching(self, service: IngestService, device: str) -> Iterator[Fetcher]:
+        (address,) = service.running.listeners[self.protocol]
+        base = f"http://{address.host}:{address.port}/devices/{device}/commands"
+        with httpx.Client(timeout=180, trust_env=False) as client:
+
+            def fetch(wait_s: int, after: str) -> tuple[str, bool, bytes] | None:
+                answer = client.get(base, params={"wait": str(wait_s)} | ({"after": after} if after else {}))
+                if answer.status_code != 200:
+                    assert answer.status_code in (204, 409, 503), answer.text
+                    return None
+                headers = answer.headers
+                return headers["command-position"], headers["command-repeat"] == "true", answer.content
+
+            yield Fetcher(fetch, lambda at, answer: client.post(f"{base}/{at}", content=answer).status_code == 200)
+
 
 class LinePeer(_Threaded):
     """Devices of the third party's protocol in ``tests/support/line_protocol``."""
@@ -199,8 +245,31 @@ class LinePeer(_Threaded):
 
             yield publish
 
+    @contextmanager
+    def fetching(self, service: IngestService, device: str) -> Iterator[Fetcher]:
+        (address,) = service.running.listeners[self.protocol]
+        with (
+            socket.create_connection(address, timeout=180) as connection,
+            connection.makefile("rb") as answers,
+        ):
+
+            def asked(line: str) -> list[str]:
+                connection.sendall(f"{line}\n".encode())
+                return answers.readline().decode().split()[1:]
+
+            def fetch(wait_s: int, after: str) -> tuple[str, bool, bytes] | None:
+                found = asked(f"? {device} {wait_s} {after}".rstrip())
+                return None if len(found) < 2 else (found[0], found[1] == "1", base64.b64decode("".join(found[2:])))
+
+            def confirm(at: str, answer: bytes) -> bool:
+                return asked(f"! {device} {at} {base64.b64encode(answer).decode()}") == ["OK"]
+
+            yield Fetcher(fetch, confirm)
+
 
 PEERS: dict[str, type[Peer]] = {"mqtt": MqttPeer, "http": HttpPeer, "line": LinePeer}
+FETCHING = ("http", "line")
+"""Protocols whose devices fetch their commands."""
 
 
 def install_line_protocol(target: Path) -> None:

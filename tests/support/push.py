@@ -289,6 +289,7 @@ def push_arguments(settings: Settings) -> list[str]:
         "pulsar.namespace": settings.pulsar.namespace,
         "pulsar.system_namespace": settings.pulsar.system_namespace,
         "pulsar.command_partitions": settings.pulsar.command_partitions,
+        "pulsar.command_generation": settings.pulsar.command_generation,
         "push.client_id": settings.push.client_id,
         "push.answers.topic": settings.push.answers.topic,
         "push.resume.allow_earliest": settings.push.resume.allow_earliest,

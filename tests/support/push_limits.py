@@ -39,6 +39,7 @@ class Limits:
     resume_every_us: int = 5_000_000
     puback_timeout_us: int = 60_000_000
     attempts: int = 0
+    awake: int = 2000
 
     def nested(self) -> limits.Limits:
         """Return the limits as a partition takes them."""
@@ -49,6 +50,7 @@ class Limits:
             pending=self.pending,
             pending_bytes=self.pending_bytes,
             device_pending=self.device_pending,
+            awake=self.awake,
             puback_timeout_us=self.puback_timeout_us,
             retry=RetryLimits(min_us=self.retry_min_us, max_us=self.retry_max_us, attempts=self.attempts),
             answers=AnswerLimits(confirm=self.answers, timeout_us=self.answer_timeout_us, size=self.answer_bytes),

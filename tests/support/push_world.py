@@ -33,6 +33,7 @@ from bridge.push.actions import (
 )
 from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords
+from bridge.push.flights import CLOSES
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
@@ -50,7 +51,7 @@ def records_of(stored: Mapping[str, bytes], capacity: int = 256) -> CursorRecord
     return found
 
 
-def cursors_of(stored: Mapping[str, bytes], capacity: int = 256) -> dict[str, Cursor]:
+def cursors_of(stored: Mapping[str, bytes], capacity: int = 256) -> Mapping[str, Cursor]:
     """Return the cursors among stored records, as the next owner reads them."""
     return records_of(stored, capacity).by_device
 
@@ -99,6 +100,7 @@ class PushWorld:
     answers: deque[tuple[CommandPosition, bool, str]] = field(default_factory=deque)  # with the link that they come by
     places: dict[str, str] = field(default_factory=dict)  # the link of each device
     wills: deque[tuple[str, str]] = field(default_factory=deque)  # devices, and the links that they left
+    left: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))  # in sessions, by link
     births: set[tuple[str, str]] = field(default_factory=set)  # devices, and links that retain their birth message
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class PushWorld:
     copies_from: CommandPosition = BEFORE_ALL
     away: set[str] = field(default_factory=set)
     signs: deque[tuple[str, int, str]] = field(default_factory=deque)  # noted by ingest, not read by push yet
-    taken: set[str] = field(default_factory=set)  # ids that the broker took
+    taken: set[str] = field(default_factory=set)  # ids that a broker took which their device had left
     perfect: bool = False  # everything works: nothing is lost or refused any more
     requests: list[ResumeRequest] = field(default_factory=list)  # of devices, not acknowledged
     asked: int = 0
@@ -122,6 +124,7 @@ class PushWorld:
     trimmed: CommandPosition = BEFORE_ALL  # what is before is not found any more
     up: set[str] = field(default_factory=set)  # links that are connected
     owners: int = 0
+    closes: int = 0  # of connections, for no command
     next_read: int = 0
 
     def __post_init__(self) -> None:
@@ -184,9 +187,13 @@ class PushWorld:
             return
         link = links[choice % len(links)]
         push = self.sockets[link].popleft()
+        self.now += 1  # so that a sign of life is not of the same time
         if isinstance(push, AnswerRequest):
             self._answer_arrives(push, link)
-            return
+        else:
+            self._push_arrives(push, link, choice)
+
+    def _push_arrives(self, push: Push, link: str, choice: int) -> None:
         if self.poisonous(push.command) and not self.perfect:
             self._close_link(link)
             return
@@ -195,6 +202,10 @@ class PushWorld:
             return
         if self.refusals and self._fails(push, choice):
             return
+        self._is_received(push, link, choice)
+
+    def _is_received(self, push: Push, link: str, choice: int) -> None:
+        """The device gets it, and perhaps answers."""
         inbox = self.inbox[push.command.device]
         if push.command.command_id in inbox:
             assert push.repeat, f"{push.command.command_id} came twice and is not marked"
@@ -204,9 +215,14 @@ class PushWorld:
             self.answers.append((push.position, choice % 11 == 0 and not self.perfect, link))
 
     def _arrives_elsewhere(self, push: Push, choice: int) -> None:
-        """The broker reports that no client is subscribed, or has a session that the device left, and takes it in vain."""
-        vain = self.limits.answers and choice % 2
+        """The broker reports that no client is subscribed, or has a session that the device left, and takes it for that (H26).
+        What is replayed counts as delivered then if the broker alone confirms.
+        """
+        vain = choice % 2 and (self.limits.answers or push.position not in self.core.commands.pulled)
         self.puback_queues[push.link].append((push.number, 0 if vain else 0x10))
+        if vain and not self.limits.answers:  # else it expires there
+            self.left[push.command.device, push.link].append(push.command.command_id)
+            self.taken.add(push.command.command_id)
 
     def poisonous(self, command: Command) -> bool:
         return bool(self.poison_every) and int(command.command_id.split("-")[1]) % self.poison_every == 0
@@ -267,11 +283,14 @@ class PushWorld:
             self.wills.append((device, former))
         if choice % 5 == 0:
             self.births.add((device, former))
-        # What the broker got before reached nobody: it handles that before the device is subscribed again.
+        # What the broker got before reached no client: it handles that before the device is subscribed again.
         stale = [one for one in self.sockets[place] if isinstance(one, Push) and one.command.device == device]
         for push in stale:
             self.sockets[place].remove(push)
             self._arrives_elsewhere(push, choice)
+        # The session that it left there gives it what it has not had: of the rest the positions show that it is old.
+        had = self.inbox[device]
+        had += [one for one in dict.fromkeys(self.left.pop((device, place), ())) if one not in had]
         if choice % 7:
             self.core.alive(device, self.now, place)
             self.run()
@@ -335,6 +354,11 @@ class PushWorld:
     def _has_final_receipt(self, command: Command | None, position: CommandPosition) -> bool:
         receipts = [] if command is None else self.receipts[command.command_id]
         return any(one.state not in DELIVERIES and one.position == position.encode(0) for one in receipts)
+
+    def _closed(self, command: Command) -> bool:
+        """Whether brokers closed connections, by chance, just as at a command that they do not accept."""
+        reasons = [one.reason for one in self.receipts[command.command_id]]
+        return self.closes >= CLOSES and any("closed the connection" in reason for reason in reasons)
 
     def _ended(self, command: Command) -> bool:
         """Whether a receipt says how the command ended."""
@@ -418,6 +442,8 @@ class PushWorld:
         self.puback_queues[link].append((action, 0))
         answer_key = (self.owners, action.request.token)
         if self.place(action.request.device) != link:
+            # It reported what it has, and gets no answer unless it asks again.
+            self.resumed.pop(action.request.device, None)
             return
         if answer_key not in self.answers_got:  # else the PUBACK was lost
             self.answers_got.add(answer_key)
@@ -494,6 +520,7 @@ class PushWorld:
 
     def close_link(self, choice: int) -> None:
         """A broker closes the connection; of what it sent before, some is read."""
+        self.closes += 1
         self._close_link(self._a_link(choice))
 
     def _close_link(self, link: str) -> None:
@@ -544,9 +571,9 @@ class PushWorld:
         self.orphans.clear()
         for device in self.core.devices.stored:
             self.core.segments.rewrite(device)
-            cursor = self.core.devices.cursor_of(device)
-            if cursor is not None:
-                self.writes.append(WrittenAgain(cursor.records(device, all_keys=True)))
+            records = self.core.devices.records_of(device, all_keys=True)
+            if records:
+                self.writes.append(WrittenAgain(records))
         self.run()
         written = {key for one in self.writes if isinstance(one, WrittenAgain) for key, _ in one.records}
         written |= {one.key for one in self.writes if isinstance(one, StoreSegment)}
@@ -559,9 +586,9 @@ class PushWorld:
         self.cursors.clear()
         self.segments.clear()
         for device in self.core.devices.with_cursors:
-            cursor = self.core.devices.cursor_of(device)
-            if cursor is not None:
-                self.writes.append(WrittenAgain(cursor.records(device, whole=True)))
+            records = self.core.devices.records_of(device, whole=True)
+            if records:
+                self.writes.append(WrittenAgain(records))
         self.core.segments.rewrite_all(self.now)
         self.run()
         self.forgotten = True
@@ -698,9 +725,9 @@ class PushWorld:
         for position, command in self.log:
             if command is None or command.device != action.device or position > cursor.position:
                 continue
-            if position in self.parked_positions(action.device, cursor):
-                continue
-            had = self.answered if self.limits.answers else self.inbox[action.device]
+            if position in self.parked_positions(action.device, cursor) or command.is_broadcast:
+                continue  # a broadcast that was given up is not sent again, because each member has its own entry
+            had = self.answered if self.limits.answers else self.taken.union(self.inbox[action.device])
             # A later owner can decide these two again; of any other end it knows by the receipt alone.
             assert command.command_id in had or command.expired(self.now) or self._ended(command), (
                 f"the cursor of {action.device} passed {command.command_id}, and no receipt says how it ended"
@@ -760,8 +787,10 @@ class PushWorld:
         cursor = self.cursor(command.device) or Cursor(256)
         if position in self.parked_positions(command.device, cursor):
             return
-        states = {receipt.state for receipt in self.receipts[command.command_id]}
-        assert states, f"{command.command_id} was acknowledged without a receipt"
+        assert self.receipts_of(command), f"{command.command_id} was acknowledged without a receipt"
+
+    def receipts_of(self, command: Command) -> list[Receipt]:
+        return self.receipts[command.command_id]
 
     def _lose_acks(self, choice: int) -> None:
         # Acks are grouped, and a batch is acknowledged as a whole; one that a reader saw once is there for good.
@@ -802,20 +831,25 @@ class PushWorld:
             assert position in self.acked
             if command is None:
                 continue
-            states = {receipt.state for receipt in self.receipts[command.command_id]}
+            states = {receipt.state for receipt in self.receipts_of(command)}
+            if command.is_broadcast:
+                assert states == {"broadcast"}
+                continue
             confirmed = "answered" if self.limits.answers else "delivered"
             assert states & {confirmed, *FAILURES}, (command.command_id, states)
             if "rejected" in states:
-                assert self.limits.attempts or self.poisonous(command)
+                assert self.limits.attempts or self.poisonous(command) or self._closed(command)
                 assert command.command_id in self.dead_ids, "what was given up is in the dead letters"
-            if confirmed in states:
-                assert command.command_id in self.inbox[command.device]
+            if confirmed in states and not (command.command_id in self.taken and command.expires_at_ms):
+                assert command.command_id in self.inbox[command.device], command.command_id
         self.check_order()
         for device in self.resumed:
             self.check_resumed(device)
 
     def check_resumed(self, device: str) -> None:
-        """After the last answer to its request a device got all that comes after its position, in order (H27)."""
+        """After the last answer to its request a device got all that comes after its position, in order (H27). It may have had
+        those to its group before, as broadcasts.
+        """
         resumed = self.resumed[device]
         had_before, rank = set(), dict[str, int]()
         for position, command in self.log:
@@ -823,7 +857,7 @@ class PushWorld:
                 continue
             if position <= resumed.after or position < resumed.first:
                 had_before.add(command.command_id)
-            elif command.command_id not in had_before | self.dead_ids:
+            elif command.command_id not in had_before | self.dead_ids and command.ref is None:
                 rank.setdefault(command.command_id, len(rank))
         got = [one for one in dict.fromkeys(self.inbox[device][resumed.had :]) if one in rank]
         assert got == sorted(got, key=rank.__getitem__), f"{device} got what it asked for out of order"
@@ -832,14 +866,18 @@ class PushWorld:
         assert not missing, f"{device} asked for {missing} and did not get them"
 
     def check_order(self) -> None:
-        """First arrivals at a device are in the order of first appearance in the log.
+        """First arrivals at a device are in the order of first appearance in the log: of its own commands, and of those of
+        its group, because a broadcast overtakes its own.
 
         Those given up to the dead letters are left out: a replayed batch may bring their ids again later.
         """
+        for of_group in (False, True):
+            self._check_order([c for _, c in self.log if c is not None and (c.ref is not None) is of_group])
+
+    def _check_order(self, commands: list[Command]) -> None:
         rank: dict[str, int] = {}
-        for _, command in self.log:
-            if command is not None:
-                rank.setdefault(command.command_id, len(rank))
+        for command in commands:
+            rank.setdefault(command.command_id, len(rank))
         for device, ids in self.inbox.items():
-            first = [i for i in dict.fromkeys(ids) if i not in self.dead_ids]
+            first = [i for i in dict.fromkeys(ids) if i in rank and i not in self.dead_ids]
             assert first == sorted(first, key=rank.__getitem__), f"{device} got its commands out of order"

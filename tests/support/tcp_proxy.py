@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -18,8 +18,11 @@ _BUFFER = 64 * 1024
 class TcpProxy:
     """Listens on a free loopback port and forwards to ``host:port``."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, seen: Callable[[socket.socket, bytes], None] | None = None) -> None:
+        """``seen`` gets what each client sends, on the proxy's thread."""
         self._target = (host, port)
+        self._seen = seen
+        self._near: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
@@ -92,6 +95,7 @@ class TcpProxy:
             near.close()
             return
         self.connections += 1
+        self._near.add(near)
         for a, b in ((near, far), (far, near)):
             for side in (socket.SO_RCVBUF, socket.SO_SNDBUF):  # no store of megabytes between the two
                 a.setsockopt(socket.SOL_SOCKET, side, _BUFFER)
@@ -102,6 +106,8 @@ class TcpProxy:
         try:
             data = sock.recv(65536)
             if data:
+                if self._seen is not None and sock in self._near:
+                    self._seen(sock, data)
                 self._pairs[sock].sendall(data)
                 return
         except OSError:
@@ -113,6 +119,7 @@ class TcpProxy:
         if other is None:
             return
         self._pairs.pop(other, None)
+        self._near -= {sock, other}
         for one in (sock, other):
             self._selector.unregister(one)
             one.close()

@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Literal
 
 from bridge.errors import PulsebridgeError
-from bridge.inspect.broker import delivery, sessions
-from bridge.inspect.broker.bench import PATIENCE_S, Bench, LostError
-from bridge.inspect.broker.findings import BrokerFinding, BrokerReport, Outcome, State
+from bridge.inspect.broker.bench import Bench, LostError
+from bridge.inspect.broker.tries import TRIES, Outcome, Try, over_restart
 from bridge.settings import MqttSettings, Settings
-from bridge.settings.units import Duration
 
-__all__ = ["TRIES", "check_broker"]
+__all__ = ["BrokerFinding", "BrokerReport", "State", "check_broker"]
+
+State = Literal["ok", "note", "failed", "not tried"]
+"""``note``: it works, but something follows. ``failed``: ingest or push needs it."""
 
 
-class Try(NamedTuple):
-    """One try. Ingest or push needs what is ``needed``: a connection that the broker closes then is a failure."""
+@dataclass(frozen=True, slots=True)
+class BrokerFinding:
+    """One try: what was tried, what the broker did, what follows for ingest, push and devices."""
 
     name: str
+    state: State
     tried: str
-    act: Callable[[Bench], Outcome]
-    needed: bool = False
+    result: str
+    follows: tuple[str, ...] = ()
 
 
-TRIES: Final = (
-    Try("versions", "connect with MQTT 3.1, 3.1.1 and 5", delivery.versions, True),
-    Try("limits", "read the limits in CONNACK", delivery.limits),
-    Try("QoS", "publish at QoS 0, 1 and 2, subscribe at QoS 2", delivery.qos, True),
-    Try(
-        "session, MQTT 5",
-        "queue messages for an offline session, receive them without an acknowledgement, reconnect",
-        partial(sessions.session, version="5"),
-        True,
-    ),
-    Try("session, MQTT 3.1.1", "the same", partial(sessions.session, version="3.1.1"), True),
-    Try("session expiry", "leave a session with an expiry of 1 s, reconnect after 2.5 s", sessions.expiry),
-    Try("takeover", "connect twice with one client id", delivery.takeover, True),
-    Try("receive maximum", "receive with a receive maximum of 4", delivery.receive_maximum),
-    Try("order", "publish many messages without a wait for each PUBACK", delivery.order, True),
-    Try("no subscribers", "publish to a topic without a subscriber", delivery.no_subscribers),
-    Try("retained", "retain a message, subscribe, delete it", delivery.retained),
-    Try("wildcards", "subscribe with + and #, publish to levels with a dot and a space", delivery.wildcards, True),
-    Try("large message", "publish a message of 1 MiB", delivery.large),
-    Try("shared subscription", "share a subscription between two clients", delivery.shared),
-    Try("queue", "publish many messages for an offline session", sessions.queue),
-)
-"""In their order. The first one chooses the version of the others."""
+@dataclass(frozen=True, slots=True)
+class BrokerReport:
+    """All findings at one broker, and what the check could not delete there."""
+
+    link: str
+    address: str
+    findings: tuple[BrokerFinding, ...]
+    left_behind: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that ingest and push need works, as far as it could be tried."""
+        return all(one.state != "failed" for one in self.findings)
 
 
 def check_broker(
@@ -57,53 +50,43 @@ def check_broker(
     mqtt: MqttSettings,
     *,
     messages: int,
-    time_limit_s: float,
+    tries: Sequence[Try] = TRIES,
     restart_s: float = 0.0,
     report: Callable[[str], None] = lambda _line: None,
 ) -> BrokerReport:
-    """Try the broker of ``mqtt`` for at most ``time_limit_s``, and delete what the tries left there.
+    """Make the ``tries`` at the broker of ``mqtt``, and delete what they left there.
 
     With ``restart_s``, wait that long for a restart of the broker; ``report`` gets a line that requests it.
     """
-    mqtt = mqtt.model_copy(update={"connect_timeout": Duration(PATIENCE_S)})
-    bench = Bench(settings.model_copy(update={"mqtt": mqtt}), mqtt, messages=messages, time_limit_s=time_limit_s)
+    bench = Bench(settings, mqtt, messages=messages)
+    address = f"{mqtt.host}:{mqtt.port}"
     left: list[str] = []
     try:
-        found = tuple(_findings(bench, restart_s, report))
+        if restart_s:
+            act = partial(over_restart, wait_s=restart_s, report=report)
+            tries = (*tries, Try("restart", "queue messages and retain one, restart the broker", act))
+        found = tuple(_findings(bench, tries))
     finally:
         left = bench.tidy()
         for one in left:
-            report(f"{mqtt.host}:{mqtt.port}: may still have {one}")
-    return BrokerReport(link, f"{mqtt.host}:{mqtt.port}", found, tuple(left))
+            report(f"{address}: may still have {one}")
+    return BrokerReport(link, address, found, tuple(left))
 
 
-def _findings(bench: Bench, restart_s: float, report: Callable[[str], None]) -> Iterator[BrokerFinding]:
-    tries = list(TRIES)
-    if restart_s:
-        act = partial(sessions.over_restart, wait_s=restart_s, report=report)
-        tries.append(Try("restart", "queue messages and retain one, restart the broker", act))
+def _findings(bench: Bench, tries: Sequence[Try]) -> Iterator[BrokerFinding]:
     for one in tries:
-        if one.name.startswith("session, ") and one.name.removeprefix("session, MQTT ") not in bench.versions:
-            yield BrokerFinding(one.name, "not tried", one.tried, "the broker does not accept this version")
-            continue
-        yield _finding(one, bench)
-        if not bench.versions or bench.versions == ["3.1"]:  # client ids of MQTT 3.1 are too short for the other tries
-            return
+        found = _finding(one, bench)
+        yield found
+        if not bench.versions or (one.name == "QoS" and found.state == "failed"):
+            return  # the others would only wait
 
 
 def _finding(one: Try, bench: Bench) -> BrokerFinding:
-    start = time.monotonic()
+    state: State
     try:
         outcome = one.act(bench)
-        found = BrokerFinding(one.name, outcome.state, one.tried, outcome.result, outcome.follows)
-    except LostError as e:
-        state: State = "failed" if one.needed else "note"
-        found = BrokerFinding(one.name, state, one.tried, e.what, _remedy(e))
+        state = "failed" if outcome.failed else "note" if outcome.follows else "ok"
     except PulsebridgeError as e:
-        found = BrokerFinding(one.name, "not tried", one.tried, e.what, _remedy(e))
-    took_ms = round((time.monotonic() - start) * 1000)
-    return BrokerFinding(found.name, found.state, found.tried, found.result, found.follows, took_ms)
-
-
-def _remedy(error: PulsebridgeError) -> tuple[str, ...]:
-    return () if error.remedy is None else (error.remedy,)
+        outcome = Outcome(e.what, () if e.remedy is None else (e.remedy,))
+        state = "not tried" if not isinstance(e, LostError) else "failed" if one.needed else "note"
+    return BrokerFinding(one.name, state, one.tried, outcome.result, outcome.follows)

@@ -151,15 +151,19 @@ class PushTopics:
             if key is not None:
                 yield key, message.data()
 
+    def acknowledged(self, partition: int) -> Acknowledged | None:
+        """Return what push has acknowledged of a partition, None without its subscription."""
+        cursors = self._admin.internal_stats(partition_name(self.commands, partition))["cursors"]
+        return Acknowledged(cursors[PUSH_SUBSCRIPTION]) if PUSH_SUBSCRIPTION in cursors else None
+
     def unacknowledged(self, partition: int, budget: Budget) -> Iterator[tuple[CommandPosition, Command, int]]:
         """Yield position, command and publish time (ms) of each unacknowledged command of a partition.
 
         It stops at the end of the budget. It skips and counts messages that push does not accept as commands.
         """
-        cursors = self._admin.internal_stats(partition_name(self.commands, partition))["cursors"]
-        if PUSH_SUBSCRIPTION not in cursors:
+        acknowledged = self.acknowledged(partition)
+        if acknowledged is None:
             return
-        acknowledged = Acknowledged(cursors[PUSH_SUBSCRIPTION])
         until = CommandPosition(*acknowledged.until, -1)
         for message in self.scan(COMMANDS_TOPIC, partition, start=until, inclusive=False, queue=100):
             if not budget.left:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
 
-from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition, is_broadcaster
 from bridge.contract.cursors import OwnerRecord
 from bridge.contract.presence import PresenceRecord
 from bridge.contract.segments import ParkedId, read_segment
 from bridge.errors import ContractError
+from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords
 from bridge.push.segments import Parked
 
@@ -59,10 +61,12 @@ class DeviceView:
 class PartitionView:
     """State of one partition. The caller adds all records, then the unacknowledged commands, then queries."""
 
-    def __init__(self, partition: int) -> None:
+    def __init__(self, partition: int, records: CursorRecords | None = None) -> None:
+        """``records`` are those of the cursors partition, if they are known."""
         self.partition = partition
-        self._records = CursorRecords(0)  # the ids of settled commands are not needed
+        self._records = records or CursorRecords(0)  # the ids of settled commands are not needed
         self._seen: dict[str, PresenceRecord] = {}
+        self._last: tuple[str, Cursor | None] = "", None  # the device of the last look
         self._live: dict[str, list[Waiting]] = {}
         self._parked: dict[str, Parked] = {}
         self.bad = 0
@@ -75,6 +79,7 @@ class PartitionView:
 
     def take_record(self, key: str, payload: bytes) -> None:
         """Add the next record of the cursors partition."""
+        self._last = "", None
         try:
             self.bad += not self._records.take(key, payload)
         except ContractError:
@@ -99,14 +104,19 @@ class PartitionView:
 
     def cursor(self, device: str) -> CommandPosition:
         """Return the position up to which the device's commands are settled."""
-        found = self._records.by_device.get(device)
+        found = self._cursor(device)
         return BEFORE_ALL if found is None else found.position
+
+    def _cursor(self, device: str) -> Cursor | None:
+        if self._last[0] != device:
+            self._last = device, self._records.by_device.get(device)
+        return self._last[1]
 
     def parked(self, device: str) -> Parked:
         """Return the ids that are parked for a device and still to be pushed."""
         found = self._parked.get(device)
         if found is None:
-            cursor = self._records.by_device.get(device)
+            cursor = self._cursor(device)
             done = BEFORE_ALL if cursor is None else cursor.done
             segments = {}
             for key, payload in self._records.parked.get(device, {}).items():
@@ -126,7 +136,7 @@ class PartitionView:
 
     def device(self, name: str) -> DeviceView:
         """Return the state of a device; only its name if nothing is known."""
-        cursor, seen = self._records.by_device.get(name), self._seen.get(name, PresenceRecord(0))
+        cursor, seen = self._cursor(name), self._seen.get(name, PresenceRecord(0))
         parked, live = self.parked(name), self._live.get(name, [])
         del self._parked[name]  # bounds the memory: one entry for each device
         firsts = [Waiting(parked.position(0), parked[0])] if len(parked) else []
@@ -144,7 +154,8 @@ class PartitionView:
         )
 
     def devices(self) -> Iterator[DeviceView]:
-        """Yield every known device."""
-        names = {**self._records.by_device, **dict.fromkeys(self._records.parked), **self._live, **self._seen}
-        for name in names:
-            yield self.device(name)
+        """Yield every known device; broadcasts to groups are not of a device."""
+        more = dict.fromkeys((*self._records.parked, *self._live, *self._seen))
+        for name in chain(self._records.by_device, (one for one in more if one not in self._records.by_device)):
+            if not is_broadcaster(name):
+                yield self.device(name)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from bridge.errors import DeniedError, FencedError, TransientError
+from bridge.errors import DeniedError, FencedError, PulsebridgeError, TransientError
 from bridge.loggers import get_logger
 from bridge.pulsar.dial import addresses, credentials, open_connection
 from bridge.pulsar.errors import as_our_error
@@ -151,6 +151,7 @@ class Brokers(Generic[L]):
                 name,
                 max_message_bytes=connected.number(3) or _DEFAULT_MESSAGE_BYTES,
                 credentials=lambda: commands.auth_response(*credentials(settings)),
+                address=proxy_to or f"{host}:{port}",
             )
         )
 
@@ -193,11 +194,21 @@ class WireClient:
                 connection.ignore(number)
             if answer.name == "ProducerBusy" and before.name:
                 raise TransientError(f"{operation}: the broker has not yet closed the lost connection")
-            raise as_our_error(answer, operation)
+            raise as_our_error(answer, f"{operation} at {connection.accepted.name}")
         last = answer.number(3, -1)
         last = last if last < 1 << 63 else -1  # an int64 below zero
         made.opened(Identity(answer.text(2), before.epoch, max(before.sequence, last + 1)))
         return made
+
+    def owner_problem(self, partition: str) -> str:
+        """Return why the owner of a partition does not answer, with the host that failed; empty if it answers. Blocks as
+        ``Brokers.owner``, and raises nothing.
+        """
+        try:
+            self._brokers.owner(partition, f"looking up {partition}", time.monotonic() + self._timeout_s)
+        except PulsebridgeError as e:
+            return e.what
+        return ""
 
     def close(self) -> None:
         """Close every connection. Messages without a receipt fail."""

@@ -49,6 +49,8 @@ class Accepted(NamedTuple):
     """The largest message that the broker accepts."""
     credentials: Callable[[], bytes]
     """Makes the frame that answers the broker's request for new credentials. May raise PulsebridgeError."""
+    address: str = ""
+    """Host and port of the broker itself, also behind a proxy."""
 
 
 class BrokerConnection:

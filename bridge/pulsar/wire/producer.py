@@ -56,6 +56,11 @@ class BatchProducer:
         self._pending: deque[tuple[int, Receipt | None]] = deque()
         connection.listen(number, self)
 
+    @property
+    def broker(self) -> str:
+        """Host and port of the broker that owns the partition."""
+        return self._connection.accepted.address
+
     def opened(self, identity: Identity) -> None:
         """Begin: the broker has accepted this producer under that name."""
         self._name, self._epoch, self._sequence = identity.name.encode(), identity.epoch, identity.sequence

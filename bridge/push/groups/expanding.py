@@ -6,12 +6,16 @@ Commit order of a group command
 -------------------------------
 0. Memberships that were written before it are read, and the roster follows them (below): they count.
 1. ``store``: the command, without its payload, is open, and it is the one that is under way.
-2. ``write_entries``: a chunk of members, in the order of their names, each entry under an id of its own that depends on
+2. ``write_entries``, of a broadcast: for each MQTT broker a command to the group itself, which push publishes once. It names
+   the group's previous command, which the roster gives to each owner alike. It precedes the entries, because a partition
+   that is full of entries which wait for answers would not read it. Died here, or before the first chunk is stored: it is
+   written again under the same id, which push drops, or sends again with a mark.
+3. ``write_entries``: a chunk of members, in the order of their names, each entry under an id of its own that depends on
    the command and the device alone. Died here: the chunk is written again, and push drops the repeated ids.
-3. ``store``: up to which member it came. 2 and 3 again until all have theirs.
-4. ``write_receipts``: the receipt ``expanded``. After a crash here it is written twice.
-5. ``store``: it is done.
-6. ``release`` once it and all before it have expired: acknowledged, so that Pulsar may trim the payload.
+4. ``store``: up to which member it came. 3 and 4 again until all have theirs.
+5. ``write_receipts``: the receipt ``expanded``. After a crash here it is written twice.
+6. ``store``: it is the group's last command, and it is done.
+7. ``release`` once it and all before it have expired: acknowledged, so that Pulsar may trim the payload.
 
 Commit order of a join: the entries of the group's open commands, in order; then the roster. A device that left and comes
 back gets what was written since. A member that leaves keeps what was written for it before.
@@ -28,7 +32,7 @@ from typing import Any, Final, TypeVar
 
 from bridge.contract import Receipt
 from bridge.contract.commands import BEFORE_ALL, MAX_TEXT_BYTES, Command, CommandPosition, command_problem
-from bridge.contract.groups import GroupCommand, entry_of
+from bridge.contract.groups import GroupCommand, broadcast_of, entry_of
 from bridge.push.groups.log import GroupLog
 from bridge.push.groups.roster import Membership, Open, Progress, Roster
 
@@ -38,6 +42,8 @@ CHUNK: Final = 1000
 """Entries that are written before how far they came is stored."""
 _AGAIN_AT_ONCE: Final = 200
 """There is no hurry, and a group command may have come meanwhile."""
+
+_NO_BROADCASTS: Final = "a broadcast needs push.confirm: device, because only answers show which devices had it"
 
 _T = TypeVar("_T")
 
@@ -63,6 +69,10 @@ class Expander:
     _longest_us: int
     """How long a command may be open."""
     _chunk: int = CHUNK
+    _broadcast_topic: str = ""
+    """Template of the topics of broadcasts; empty if devices do not answer."""
+    _links: Sequence[str] = ("",)
+    """The MQTT brokers, each of which gets a broadcast."""
     _ids: set[tuple[str, str]] = field(init=False)
     _handled: deque[CommandPosition] = field(default_factory=deque)  # came, and not released; in order
     _highest: CommandPosition = BEFORE_ALL
@@ -119,7 +129,7 @@ class Expander:
         self.changed(now_us)
         if isinstance(command, GroupCommand):
             command = self._bounded(command, published_us)
-            refusal = self._refusal(command, now_us)
+            refusal = self._refusal(position, command, now_us)
             if refusal is None:
                 progress = replace(self._roster.progress, at=position, after="")
                 self._ids.add((command.group, command.command_id))
@@ -173,7 +183,7 @@ class Expander:
         latest_ms = max(1, (begin + self._longest_us) // 1000)
         return replace(command, expires_at_ms=min(command.expires_at_ms or latest_ms, latest_ms))
 
-    def _refusal(self, command: GroupCommand, now_us: int) -> tuple[str, str] | None:
+    def _refusal(self, position: CommandPosition, command: GroupCommand, now_us: int) -> tuple[str, str] | None:
         if command.expires_at_ms * 1000 <= now_us:
             return "expired", ""
         if (command.group, command.command_id) in self._ids:
@@ -183,18 +193,29 @@ class Expander:
                 "rejected",
                 f"no group {command.group!r}: no rule of push.groups.declared names it, and it never had a member",
             )
-        return None
+        if not command.broadcast:
+            return None
+        if not self._broadcast_topic:
+            return "rejected", _NO_BROADCASTS
+        problem = command_problem(self._broadcasts(position, command, 0)[0])
+        return None if problem is None else ("rejected", f"broadcast: {problem}")
+
+    def _broadcasts(self, position: CommandPosition, command: GroupCommand, size: int) -> list[Command]:
+        after = self._roster.before(command.group, position)
+        return [broadcast_of(command, link, position, after, size, self._broadcast_topic) for link in self._links]
 
     def _expand(self) -> None:
         """Give the command under way to the members of the roster who lack it."""
         progress = self._roster.progress
         position, one = progress.at, self._roster.open[progress.at]
         members = self._roster.members.get(one.command.group, set())
+        if one.command.broadcast and members and not progress.after:
+            self._log.write_entries(self._broadcasts(position, one.command, one.size))
         for some in _chunks(sorted(name for name in members if name > progress.after), self._chunk):
             self._write((device, position, one) for device in some)
             self._log.store([self._roster.moved(replace(progress, after=some[-1]))])
         self._log.write_receipts([self._receipt(position, one.command, "expanded", "", len(members))])
-        self._log.store([self._roster.moved(Progress(position))])
+        self._log.store(self._roster.done(one.command.group, position))
 
     def _join(self, group: str, devices: Sequence[str], now_us: int) -> None:
         roster = self._roster

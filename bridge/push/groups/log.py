@@ -36,10 +36,10 @@ from bridge.pulsar.client import (
     message_id,
     our_errors,
     properties_of,
-    received,
 )
 from bridge.pulsar.messages import leave_out_foreign, read_records
 from bridge.pulsar.sending import PartitionWriters, Receipts, owners_producer
+from bridge.pulsar.subscription import Subscription
 from bridge.push.groups.roster import OWNER, Change, Roster, owner_of
 from bridge.push.metrics import PushMetrics
 
@@ -75,7 +75,7 @@ class GroupLog:
         self._roster = partition_name(client.settings.system_topic(GROUP_ROSTER_TOPIC), 0)
         self._producer: Producer | None = None
         self._proof: Iterable[tuple[str, Message]] = ()  # what we write, and what anyone writes besides
-        self._consumer: Any = None
+        self._subscription: Subscription
         self._received: Message | None = None
         self._writers = PartitionWriters(client, 60_000, chunking=True)
 
@@ -150,24 +150,23 @@ class GroupLog:
 
     def subscribe(self) -> None:
         """Subscribe to the group commands. Raises FencedError while the former owner's connection still does."""
-        self._consumer = self._client.consumer(self.commands, GROUPS_SUBSCRIPTION, queue=_QUEUE)
+        self._subscription = Subscription(self._client, self.commands, GROUPS_SUBSCRIPTION, queue=_QUEUE)
 
     def receive(self, timeout_ms: int) -> Message | None:
         """Return the next group command, None when none comes in time."""
-        self._received = received(self._consumer.receive, timeout_ms, f"reading {self.commands}")
+        self._received = self._subscription.receive(timeout_ms)
         return self._received
 
     def release(self, position: CommandPosition) -> None:
         """Acknowledge everything up to a position, its whole entry included."""
-        with our_errors(f"acknowledging on {self.commands}"):
-            self._consumer.acknowledge_cumulative(message_id(0, position.ledger, position.entry, -1))
+        self._subscription.acknowledge(message_id(0, position.ledger, position.entry, -1), cumulative=True)
 
     def write_entries(self, entries: Sequence[Command]) -> None:
         """Write commands to the commands topic, each device's in their order."""
         reach("group_before_entries")
         for start in range(0, len(entries), _AT_ONCE):
             self._write([self._entry(entry) for entry in entries[start : start + _AT_ONCE]])
-        self._metrics.counters["group_entries"].inc(len(entries))
+        self._metrics.counters["group_entries"].inc(sum(not entry.is_broadcast for entry in entries))
         reach("group_after_entries")
 
     def _entry(self, entry: Command) -> _Sent:

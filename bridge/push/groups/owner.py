@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC, partition_name
-from bridge.contract.commands import BEFORE_ALL
+from bridge.contract.commands import BEFORE_ALL, is_broadcaster
 from bridge.contract.cursors import ids_device
 from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
@@ -26,6 +26,7 @@ from bridge.pulsar.client import EARLIEST, NO_TEXT, Message, PulsarClient, key_o
 from bridge.pulsar.messages import leave_out_foreign, position_of, record_key
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_partition, read_to_end
+from bridge.push.brokers import brokers_of
 from bridge.push.groups.expanding import BadCommand, Expander
 from bridge.push.groups.log import GroupLog, Stopped
 from bridge.push.groups.roster import Membership
@@ -131,7 +132,7 @@ class KnownDevices:
 def _device_of(key: str) -> str | None:
     """Return the device of a record, None where it is of none: no device's name begins with U+0000, push's own keys do."""
     device = ids_device(key) or segment_device(key) or key
-    return device if device and not device.startswith("\0") else None
+    return None if not device or device.startswith("\0") or is_broadcaster(device) else device
 
 
 class GroupOwner:
@@ -214,7 +215,15 @@ class GroupOwner:
                 closing(MemberTable(client, membership, self._stopping.is_set)) as table,
                 closing(KnownDevices(client, membership)) as known,
             ):
-                expander = Expander(roster, membership, group_log, groups.topic, int(groups.expiry * 1_000_000))
+                expander = Expander(
+                    roster,
+                    membership,
+                    group_log,
+                    groups.topic,
+                    int(groups.expiry * 1_000_000),
+                    _broadcast_topic=groups.broadcast_topic if self._settings.push.confirm == "device" else "",
+                    _links=tuple(brokers_of(self._settings).settings),
+                )
                 self._wait_for(group_log.subscribe)
                 self._sessions.worked = self._owns = True
                 try:

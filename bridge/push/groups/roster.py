@@ -4,7 +4,7 @@
 key (JSON array)                 value
 ===============================  ==========================================================================
 ``["progress"]``                 up to where group commands are done with, and how far the one is that is not
-``["group", name]``              a group that has had members
+``["group", name]``              a group that has had members, and its last command that is done with
 ``["member", group, device]``    in the group, with an entry for each of its open commands; or ``left`` after which one
 ``["open", ledger, entry, i]``   a command that has not expired, without its payload
 ``["owner"]``                    the process that owns the roster
@@ -99,6 +99,8 @@ class Roster:
 
     progress: Progress = field(default_factory=Progress)
     groups: set[str] = field(default_factory=set)
+    last: dict[str, CommandPosition] = field(default_factory=dict)
+    """The last command of a group that is done with; open ones aside."""
     members: dict[str, set[str]] = field(default_factory=dict)
     left: dict[tuple[str, str], CommandPosition] = field(default_factory=dict)
     """Who left a group, and the last command that it was a member for."""
@@ -112,7 +114,7 @@ class Roster:
         if kind == "progress" and body is not None:
             self._take_progress(body)
         elif kind == "group":
-            self.groups.add(checked_text(rest[0]))
+            self._take_group(checked_text(rest[0]), body or {})
         elif kind == "member":
             self._take_member(checked_text(rest[0]), checked_text(rest[1]), body)
         elif kind == "open":
@@ -124,6 +126,12 @@ class Roster:
         # A write of a replaced owner may be stored last: progress never goes back.
         if (found.done, found.at, found.after) > (self.progress.done, self.progress.at, self.progress.after):
             self.progress = found
+
+    def _take_group(self, group: str, body: dict[str, Any]) -> None:
+        self.groups.add(group)
+        if "last" in body:
+            last = CommandPosition(*checked_position(body["last"]))
+            self.last[group] = max(last, self.last.get(group, BEFORE_ALL))  # as with progress
 
     def _take_member(self, group: str, device: str, body: dict[str, Any] | None) -> None:
         left = None
@@ -151,6 +159,8 @@ class Roster:
         if kind == "progress":
             done, at, after = self.progress.done, self.progress.at, self.progress.after
             body = {"done": list(done), "at": list(at), "after": after}
+        elif kind == "group" and rest[0] in self.last:
+            body = {"last": list(self.last[rest[0]])}
         elif kind == "open":
             one = self.open.get(CommandPosition(*rest))
             body = None if one is None else asdict(one.command) | {"size": one.size}
@@ -180,6 +190,20 @@ class Roster:
         """The group has had members."""
         self.groups.add(group)
         return self._record(("group", group))
+
+    def before(self, group: str, position: CommandPosition) -> CommandPosition:
+        """Return the position of the group's command before ``position``, BEFORE_ALL without one."""
+        theirs = [
+            self.last.get(group, BEFORE_ALL),
+            *(at for at, one in self.open.items() if one.command.group == group),
+        ]
+        return max((at for at in theirs if at < position), default=BEFORE_ALL)
+
+    def done(self, group: str, position: CommandPosition) -> list[Change]:
+        """The command came to its end; the progress is written last. A group that never had members has no record."""
+        self.last[group] = position
+        known = [self._record(("group", group))] if group in self.groups else []
+        return [*known, self.moved(Progress(position))]
 
     def joined(self, group: str, device: str) -> Change:
         """The device is in the group and has entries for its open commands."""

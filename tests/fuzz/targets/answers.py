@@ -89,7 +89,7 @@ def _check(case: Case) -> None:
         _answer(one)
         return
     try:
-        text, position = read_from(one, "d", 3, _TAGS, earliest=False)
+        text, position = read_from(one, "d", _TAGS, earliest=False)
     except ContractError as e:
         e.what.encode()
         return

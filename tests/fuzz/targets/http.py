@@ -21,7 +21,6 @@ from bridge.protocols.handler import Address
 from bridge.protocols.listening import Listening
 from bridge.protocols.running import Phase, Running
 from bridge.settings import Settings
-from bridge.settings.http import HttpSettings
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["HTTP", "LIMIT", "encoded", "requests"]
@@ -39,10 +38,15 @@ _HEADERS: Final = st.sampled_from(
         b"x-amz-mqtt5-user-properties: " + b"W1tb" * 9000, b"Transfer-Encoding: chunked", b"MQTT-Payload-Format: 1", b"X:\x00",
     ]
 )  # fmt: skip
-_METHODS: Final = st.sampled_from([b"POST"] * 12 + [b"GET", b"PUT", b"OPTIONS", b"HEAD", b"CONNECT", b"P\xffT", b"PRI"])
+_POSITION: Final = b"0.3.7.1.-1.AAAAAAAAAAAAAAAA"
+_METHODS: Final = st.sampled_from(
+    [b"POST"] * 12 + [b"GET"] * 3 + [b"PUT", b"OPTIONS", b"HEAD", b"CONNECT", b"P\xffT", b"PRI"]
+)
 _TARGETS: Final = st.one_of(
     st.sampled_from([b"/topics/fleet/a/m"] * 3 + [b"/topics/", b"/topics", b"*", b"/%74opics/x", b"http://x/topics/a", b"//topics/a", b"/topics/../x", b"/topics/" + b"a" * 70_000, b"/topics/%ef%bb%bf", b"/topics/%00", b"/topics/%ed%a0%80"]),
+    st.sampled_from([b"/devices/d/commands", b"/devices/d/commands?wait=1&after=x", b"/devices/%ff/commands", b"/devices/d/commands/" + _POSITION, b"/devices//commands/"]),
     st.binary(max_size=30).map(lambda b: b"/topics/fuzz/" + b),
+    st.binary(max_size=30).map(lambda b: b"/devices/" + b + b"/commands"),
     st.text(max_size=20).map(lambda t: b"/topics/" + b"".join(b"%%%02X" % c for c in t.encode("utf-8", "surrogatepass"))),
 )  # fmt: skip
 _QUERIES: Final = st.sampled_from(
@@ -173,7 +177,11 @@ class _World:
 
 @contextmanager
 def _opened() -> Iterator[Check]:
-    settings = Settings(http=HttpSettings(port=0, limits={"body_size": f"{LIMIT}B", "read_timeout": "5s"}))
+    # Commands are served, and their MQTT broker is away.
+    settings = Settings(
+        mqtt={"port": 1}, push={"presence": {"rules": [{"filter": "devices/+device/status"}]}},
+        http={"port": 0, "limits": {"body_size": f"{LIMIT}B", "read_timeout": "5s"}, "commands": {"topics": ["devices/{device}/commands"]}},
+    )  # fmt: skip
     noted, listening = _Noted(), Listening()
     listening.start()
     service: Any = SimpleNamespace(

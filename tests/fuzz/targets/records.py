@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Unproven, read_term, term_record
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Term, Unproven, read_term, term_record
 from bridge.contract.groups import decode_group_command, member_key, member_of
 from bridge.contract.presence import PresenceRecord
 from bridge.contract.segments import ParkedId, read_segment, segment_key
@@ -76,7 +76,7 @@ def _records() -> dict[str, list[tuple[str, Any]]]:
             (segment_key("d", "o", 0), json.dumps(segment).encode()),
             (segment_key("d", "o", 1), json.dumps({**segment, "places": [1, 2, 0, -1, -1, -1]}).encode()),
             (OWNER_KEY, OwnerRecord("t", 1, True).encode()),
-            (TERM_KEY, term_record(bytes(SECRET_BYTES))),
+            (TERM_KEY, term_record(Term(bytes(SECRET_BYTES)))),
         ],
         "presence": [("d", PresenceRecord(_NOW, "l").encode())],
         "roster": [

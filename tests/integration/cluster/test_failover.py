@@ -1,4 +1,4 @@
-"""Ingest and push on a Pulsar cluster under load, while its parts die, hang and move (H52, H53, H55).
+"""Ingest, push and a sink on a Pulsar cluster under load, while its parts die, hang and move (H52, H53).
 
 Each disturbance comes three times. What is acknowledged is there in order at the end, the connections to the MQTT broker
 stay, and the time of standing still is compared with that of Pulsar's own client in the same run.
@@ -7,31 +7,49 @@ stay, and the time of standing still is compared with that of Pulsar's own clien
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 
-from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.contract import COMMANDS_TOPIC
 from bridge.pulsar.admin import PulsarAdmin
+from pulsebridge.local.cluster import BROKERS, LocalCluster
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.evidence import Kill
-from tests.chaos.push_world import push_world
+from tests.chaos.push_world import PushWorld, push_world
 from tests.chaos.world import TOPIC, World, world
-from tests.support.cluster import Growth, OwnClient, frozen, killed, longest_gap, owner_of, unload
+from tests.support.cluster import (
+    Growth,
+    OwnClient,
+    SinkRows,
+    frozen,
+    killed,
+    longest_gap,
+    move,
+    owner_of,
+    partitions_of,
+)
+from tests.support.device_processes import DeviceProcesses
 from tests.support.endpoint import Endpoint
-from tests.support.push import PushProcess, provision, push_settings
-from tests.support.stack import mqtt_settings, provisioned
+from tests.support.fleet import Fleet
 from tests.support.waiting import poll_for
 
 pytestmark = [pytest.mark.stack, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
-TIMES = 3
-BACK_S = 60.0
+TIMES: Final = 3
+BACK_S: Final = 60.0
+HANGS_S: Final = 14.0
+"""Longer than a broker may be silent."""
+LONG_S: Final = 50.0
+"""So long that clients give its connections up."""
+FIRST: Final = BROKERS[0]
+"""The broker that both URLs name first; half of the topics are moved to it before it dies or hangs."""
 
 
 class Row(NamedTuple):
@@ -40,141 +58,125 @@ class Row(NamedTuple):
     what: str
     own_producer: float
     ingest: float
+    sink: float
     own_consumer: float
     push: float
 
 
-def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothing(
-    cluster_stack: LocalStack, tmp_path: Path
-) -> None:
-    cluster = cluster_stack.cluster
-    assert cluster is not None
-    rows: list[Row] = []
-    with ExitStack() as run:
+class Load:
+    """All that runs while the cluster is disturbed, and the rows of the table."""
+
+    def __init__(self, stack: LocalStack, cluster: LocalCluster, folder: Path, run: ExitStack) -> None:
         (port,) = free_ports(1)
-        one = run.enter_context(world(cluster_stack, tmp_path, metrics_port=port))
-        admin = run.enter_context(PulsarAdmin(one.pulsar))
-        own = run.enter_context(OwnClient(one.pulsar, one.pulsar.readings_topic("own-client")))
-        one.start()
-        acknowledged = run.enter_context(Growth(Endpoint(port), "pulsebridge_ingest_acked_total"))
-        fleet = run.enter_context(one.fleet(devices=20, rate=200))
-        folder = tmp_path / "push"
-        folder.mkdir()
-        commands, devices = run.enter_context(
-            push_world(
-                cluster_stack, folder, devices=40, rate=40, seed=1, present_s=3600, away_s=1, pulsar_settings=one.pulsar
+        self._cluster = cluster
+        self.ingest: World = run.enter_context(world(stack, folder, metrics_port=port))
+        settings = self.ingest.pulsar
+        self.topics: Final = (settings.readings_topic(TOPIC), settings.system_topic(COMMANDS_TOPIC))
+        self.partitions: Final = settings.partitions
+        self.admin = run.enter_context(PulsarAdmin(settings))
+        own_topics = (settings.readings_topic("own-client"), settings.system_topic("own-client"))
+        self._own = run.enter_context(OwnClient(settings, own_topics))
+        self.sink = run.enter_context(SinkRows(settings, settings.readings_topic("sink")))
+        self.ingest.start()
+        self._acknowledged = run.enter_context(Growth(Endpoint(port), "pulsebridge_ingest_acked_total"))
+        self.fleet: Fleet = run.enter_context(self.ingest.fleet(devices=20, rate=200))
+        place = folder / "push"
+        place.mkdir()
+        self.push: PushWorld
+        self.devices: DeviceProcesses
+        self.push, self.devices = run.enter_context(
+            push_world(stack, place, devices=40, rate=40, seed=1, present_s=3600, away_s=1, pulsar_settings=settings)
+        )
+        self.devices.order("stay")
+        self.rows: list[Row] = []
+        poll_for(lambda: self.fleet.total > 1000, 60, "a flow")
+
+    def measure(self, what: str, act: AbstractContextManager[None]) -> None:
+        """Disturb, and wait until all flows again."""
+        at = time.time()
+        with act:
+            pass
+        ended, least = time.time(), self.fleet.total + 200
+        poll_for(lambda: self.fleet.total > least, BACK_S, f"acknowledged readings after: {what}")
+        poll_for(lambda: self._own.flows_since(ended), BACK_S, f"a flow of Pulsar's own client after: {what}")
+        poll_for(lambda: self.sink.times[-1] > ended, BACK_S, f"a task of the sink after: {what}")
+        poll_for(lambda: self._push_s(at, ended) < math.inf, BACK_S, f"commands after: {what}")
+        until = time.time()
+        for times in (self.ingest.times, self.push.times):
+            times.append(Kill(what, at, until))
+        self.rows.append(
+            Row(
+                what,
+                self._own.longest_gap(at, until),
+                longest_gap(self._acknowledged.times, at, until),
+                longest_gap(self.sink.times, at, until),
+                self._own.longest_way(at, ended),
+                self._push_s(at, ended),
             )
         )
-        devices.order("stay")
-        poll_for(lambda: fleet.total > 1000, 60, "a flow")
+        print(self.rows[-1], flush=True)
 
-        def measured(what: str, act: Callable[[], AbstractContextManager[None]], lasts_s: float) -> None:
-            done, at = fleet.total, time.time()
-            with act():
-                poll_for(lambda: time.time() > at + lasts_s, lasts_s + 10, "the end of the disturbance")
-            poll_for(lambda: fleet.total > done + 500, BACK_S, f"a flow after: {what}")
-            until = time.time()
-            kill = Kill(what, at, until)
-            one.times.append(kill)
-            commands.times.append(kill)
-            ingest = longest_gap(acknowledged.times, at, until)
-            push = commands.longest_way(devices, at, until)
-            rows.append(Row(what, own.longest(at, until), ingest, own.longest_way(at, until), push))
-            print(rows[-1])
+    def _push_s(self, since: float, until: float) -> float:
+        return self.push.longest_way(self.devices, since, until)
 
-        partition = partition_name(one.pulsar.readings_topic(TOPIC), 0)
-        for _ in range(TIMES):
-            measured("all topics unloaded", lambda: _unloaded(one, admin), 3)
-            owner = owner_of(cluster, admin, partition)
-            measured("owner killed", lambda name=owner: killed(cluster, name), 15)  # type: ignore[misc]
-            owner = owner_of(cluster, admin, partition)
-            measured("owner frozen", lambda name=owner: frozen(cluster, name), 14)  # type: ignore[misc]
-            measured("first named broker killed", lambda: killed(cluster, "broker-0"), 15)
-            measured("first named broker frozen", lambda: frozen(cluster, "broker-0"), 14)
-            measured("bookie killed", lambda: killed(cluster, "bookie-0"), 5)
-        owner = owner_of(cluster, admin, partition)
-        measured("owner frozen for long", lambda: frozen(cluster, owner), 50)
-        found = one.account(fleet)
-        print(found.text())
-        assert not found.missing
-        assert not found.disordered
-        assert not found.unexplained
-        verdict = commands.account(devices, say=print)
-        print(verdict.text())
-        assert not verdict.broken
-    _write(rows)
-    connections = one.log.read_text().count("connected to the MQTT broker")
-    assert connections == 1, "ingest lost its connection to the MQTT broker"
+    # --- disturbances ---
+
+    @contextmanager
+    def unloaded(self) -> Iterator[None]:
+        move(self._cluster, self.admin, FIRST)
+        yield
+
+    @contextmanager
+    def killed_until_moved(self) -> Iterator[None]:
+        partitions = [name for topic in self.topics for name in partitions_of(topic, self.partitions)]
+        with killed(self._cluster, FIRST):
+            poll_for(
+                lambda: all(owner_of(self._cluster, self.admin, one) != FIRST for one in partitions),
+                BACK_S,
+                "other owners",
+                every=0.5,
+            )
+            yield
+
+    @contextmanager
+    def frozen_for(self, seconds: float) -> Iterator[None]:
+        until = time.monotonic() + seconds
+        with frozen(self._cluster, FIRST):
+            poll_for(lambda: time.monotonic() > until, seconds + 10, "the end of the disturbance")
+            yield
 
 
-def test_h55_through_a_proxy_that_is_killed_three_times_nothing_is_lost(
-    cluster_stack: LocalStack, tmp_path: Path
+def test_h52_h53_what_dies_hangs_or_moves_in_a_cluster_loses_and_reorders_nothing(
+    cluster_stack: LocalStack, cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    cluster = cluster_stack.cluster
-    assert cluster is not None
-    proxied = provisioned(cluster_stack, service_url=cluster.proxy_url, admin_url=cluster.proxy_admin_url)
     with ExitStack() as run:
-        one = run.enter_context(world(cluster_stack, tmp_path, pulsar_settings=proxied))
-        one.start()
-        fleet = run.enter_context(one.fleet(devices=10, rate=100))
-        folder = tmp_path / "push"
-        folder.mkdir()
-        commands, devices = run.enter_context(
-            push_world(
-                cluster_stack, folder, devices=20, rate=20, seed=2, present_s=3600, away_s=1, pulsar_settings=proxied
-            )
-        )
-        devices.order("stay")
+        load = Load(cluster_stack, cluster, tmp_path, run)
         for _ in range(TIMES):
-            done, at = fleet.total, time.time()
-            poll_for(lambda least=done + 200: fleet.total > least, 60, "a flow")  # type: ignore[misc]
-            with killed(cluster, "proxy"):
-                pass
-            for times in (one.times, commands.times):
-                times.append(Kill("proxy", at, time.time()))
-        found = one.account(fleet)
+            load.measure("all topics unloaded", load.unloaded())
+            load.measure("owner killed", load.killed_until_moved())
+            load.measure("all topics unloaded", load.unloaded())
+            load.measure("owner frozen", load.frozen_for(HANGS_S))
+            load.measure("bookie killed", killed(cluster, "bookie-0"))
+        load.measure("all topics unloaded", load.unloaded())
+        load.measure("owner frozen for long", load.frozen_for(LONG_S))
+        _write(load.rows)
+        found = load.ingest.account(load.fleet)
         print(found.text())
         assert found.missing == found.disordered == found.unexplained == []
-        verdict = commands.account(devices, say=print)
+        load.sink.stop()
+        assert load.sink.account() == ""
+        verdict = load.push.account(load.devices, say=print)
         print(verdict.text())
         assert not verdict.broken
-    assert one.log.read_text().count("connected to the MQTT broker") == 1
-
-
-def test_h55_owners_that_cannot_be_reached_are_reported_and_push_begins_once_they_can(
-    cluster_stack: LocalStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lookups through the proxy work; it does not allow the brokers' ports."""
-    cluster = cluster_stack.cluster
-    assert cluster is not None
-    proxied = provisioned(cluster_stack, service_url=cluster.proxy_url, admin_url=cluster.proxy_admin_url)
-    settings = push_settings(proxied, mqtt_settings(cluster_stack))
-    assert provision(settings) == 1
-    config = cluster._config
-    allowed = "brokerProxyAllowedTargetPorts="
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster, "_config", lambda *of: config(*of).replace(f"{allowed}*", f"{allowed}6650,6651"))
-        cluster.restart("proxy")
-    more = ("--set", "pulsar.operation_timeout=5s")
-    with PushProcess(settings, tmp_path, more=more) as push:
-        poll_for(lambda: "push cannot reach the owner of partition 0 in Pulsar" in push.log, 60, "a line of push")
-        cluster.restart("proxy")
-        push.owns()
-
-
-@contextmanager
-def _unloaded(one: World, admin: PulsarAdmin) -> Iterator[None]:
-    for topic in (one.pulsar.readings_topic(TOPIC), one.pulsar.system_topic(COMMANDS_TOPIC)):
-        unload(admin, topic, one.pulsar.partitions)
-    yield
+    connections = load.ingest.log.read_text().count("connected to the MQTT broker")
+    assert connections == 1, "ingest lost its connection to the MQTT broker"
 
 
 def _write(rows: Sequence[Row]) -> None:
     """Write ``build/failover.json``: of each disturbance the longest of its times."""
     longest = {
         what: {
-            field: round(max(getattr(row, field) for row in rows if row.what == what), 1)
-            for field in ("own_producer", "ingest", "own_consumer", "push")
+            field: round(max(getattr(row, field) for row in rows if row.what == what), 1) for field in Row._fields[1:]
         }
         for what in dict.fromkeys(row.what for row in rows)
     }

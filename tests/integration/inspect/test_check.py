@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import trustme
 
 from bridge.inspect.check import check_endpoints
 from bridge.mqtt.device import DeviceClient
@@ -60,6 +63,31 @@ def test_it_leaves_no_topic_behind(stack: LocalStack) -> None:
     assert all(f.ok for f in check_endpoints(settings))
     with PulsarAdmin(pulsar) as admin:
         assert admin.topics(f"{pulsar.tenant}/{pulsar.namespace}") == []
+
+
+def test_both_ports_of_http_are_tried_with_their_certificate(tmp_path: Path) -> None:
+    plain, secure, mqtt = free_ports(3)
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(key))
+    issued.cert_chain_pems[0].write_to_path(str(certificate))
+    values = {
+        "messaging_protocols": "http", "http.port": plain, "http.tls_port": secure, "http.tls_certificate": str(certificate),
+        "http.tls_private_key": str(key), "mqtt.port": mqtt, "pulsar.provision": "off", "pulsar.service_url": f"pulsar://127.0.0.1:{mqtt}",
+    }  # fmt: skip
+    settings = load_with_origins(overrides=values, environ={}).settings
+
+    def listeners() -> list[tuple[str, bool, str]]:
+        return [(f.name, f.ok, f.detail) for f in check_endpoints(settings) if f.name in ("HTTP", "HTTPS")]
+
+    with socket.create_server(("127.0.0.1", plain)):
+        assert listeners() == [
+            ("HTTP", True, "the port is in use, as while ingest runs"),
+            ("HTTPS", True, "ingest can listen, the certificate is valid"),
+        ]
+    key.write_text("not a key")
+    (found,) = (one for one in check_endpoints(settings) if one.name == "HTTPS")
+    assert (found.ok, "readable PEM files" in found.remedy) == (False, True)
 
 
 def test_without_servers_each_endpoint_gets_its_remedy_and_the_exit_code_is_1() -> None:

@@ -7,27 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-import yaml
-from click.testing import Result
-from typer.testing import CliRunner
 
-from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
-from pulsebridge.cli.local import register
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import device, ingest_settings, publish_ids, rule_for, running_ingest, wait_for
 from tests.support.stack import mqtt_settings
+from tests.support.status import status
 
 pytestmark = pytest.mark.stack
-
-
-def status(settings: Settings, folder: Path, *arguments: str) -> Result:
-    config = folder / "pulsebridge.yaml"
-    config.write_text(yaml.safe_dump(settings.model_dump(mode="json", exclude_defaults=True)), encoding="utf-8")
-    app = typer.Typer()
-    register(app)
-    return CliRunner().invoke(app, ["status", *arguments, "-c", str(config)])
 
 
 def test_connect_lookup_owner_and_transfer_of_one_publish(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -19,7 +20,8 @@ from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, running_ingest, stored
-from tests.support.protocol_peers import LIMIT, PEERS, Peer, held, install_line_protocol
+from tests.support.protocol_peers import FETCHING, LIMIT, PEERS, Peer, held, install_line_protocol
+from tests.support.push import command, provision, push_in_thread, receipts, write_commands
 from tests.support.stack import provisioned
 from tests.support.waiting import poll_for
 
@@ -48,6 +50,14 @@ def peer(request: pytest.FixtureRequest, stack: LocalStack) -> Peer:
     with PulsarAdmin(namespaces, timeout_s=30) as admin:
         admin.create_partitioned(namespaces.readings_topic("fleet"), 1)
     return PEERS[request.param](stack, namespaces)
+
+
+@pytest.fixture(params=FETCHING)
+def fetcher(request: pytest.FixtureRequest, stack: LocalStack) -> Peer:
+    """The devices of one protocol that fetch their commands."""
+    if request.param == "line":
+        request.getfixturevalue("third_party")
+    return PEERS[request.param](stack, provisioned(stack))
 
 
 @contextmanager
@@ -184,6 +194,71 @@ def test_the_envelope_names_the_origin_of_a_message(peer: Peer) -> None:
     )
     assert properties[contract.P_PROTOCOL] == {"mqtt": "3.1.1"}.get(peer.protocol, peer.protocol)
     assert properties[contract.P_LINK] == {"mqtt": peer.root}.get(peer.protocol, peer.protocol)
+
+
+def test_commands_are_fetched_in_order_and_confirmed_with_their_answers(fetcher: Peer) -> None:
+    settings = fetcher.command_settings()
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(12)]
+    with push_in_thread(settings), running_ingest(settings) as service, fetcher.fetching(service, "d") as device:
+        write_commands(settings, commands)
+        after, got = "", []
+        while len(got) < len(commands):
+            found = device.fetch(10, after)
+            assert found is not None
+            got.append(found)
+            after = found[0] if len(got) % 2 else ""  # every other one is confirmed by the next fetch
+            assert after or device.confirm(found[0], b"done " + found[2])
+        assert [payload for _, _, payload in got] == [one.payload for one in commands]
+        assert not any(repeat for _, repeat, _ in got)
+        assert device.fetch(1, after) is None
+        poll_for(lambda: len(receipts(settings)) == len(commands), 30, "a receipt of each")
+    found_states = {(rows[0].state, rows[0].answer) for rows in receipts(settings).values()}
+    assert found_states == {("answered", b""), *(("answered", b"done %d" % n) for n in range(1, 12, 2))}
+
+
+def test_what_a_device_does_not_confirm_comes_again_marked_when_it_is_back(fetcher: Peer) -> None:
+    settings = fetcher.command_settings()
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(6)]
+    with push_in_thread(settings) as metrics, running_ingest(settings) as service:
+        with fetcher.fetching(service, "d") as device:
+            write_commands(settings, commands)
+            first = device.fetch(30, "")
+            assert first is not None
+            assert first[1:] == (False, b"0")
+        poll_for(lambda: metrics.gauges["parked"].labels("0")._value.get() == 6, 60, "all commands to be parked")
+        with fetcher.fetching(service, "d") as device:
+            seen: list[bytes] = []
+            after = ""
+            while len(seen) < len(commands):
+                found = device.fetch(30, after)
+                assert found is not None
+                after, repeat, payload = found
+                assert repeat or (payload not in seen and payload != b"0")
+                seen += [payload] if payload not in seen else []
+            assert device.confirm(after, b"last")
+    assert seen == [one.payload for one in commands]
+
+
+def test_the_newer_request_of_a_device_ends_the_older_one(fetcher: Peer) -> None:
+    settings = fetcher.command_settings()
+    provision(settings)
+    with (
+        push_in_thread(settings),
+        running_ingest(settings) as service,
+        fetcher.fetching(service, "d") as older,
+        fetcher.fetching(service, "d") as newer,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        waits = pool.submit(older.fetch, 50, "")
+        while not waits.done():
+            newer.fetch(1, "")
+        assert waits.result() is None
+        write_commands(settings, [command(settings, "d", 0)])
+        found = newer.fetch(30, "")
+        assert found is not None
+        assert newer.confirm(found[0], b"")
 
 
 def test_a_third_party_s_handler_is_found_and_lives_through_its_phases_once(

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from bridge.mqtt.device import DeviceClient
-from bridge.mqtt.types import Message
+from bridge.mqtt.types import Message, PublishProperties
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.ingest import IngestSettings
+from bridge.settings.units import Duration
 from pulsebridge.downloads.preflight import find_mosquitto
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import running_ingest
@@ -39,9 +40,9 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other(stack: LocalStack) -> Iterator[LocalStack]:
-    """A second broker beside this stack's, which a test may stop and kill."""
+    """A second broker beside this stack's. A test may stop and kill it, and then starts it again."""
     server = "mosquitto" if find_mosquitto() else "artemis"
     with new_stack(mqtt_server=server, pulsar_url=stack.pulsar_url, admin_url=stack.admin_url) as made:
         yield made
@@ -49,9 +50,9 @@ def other(stack: LocalStack) -> Iterator[LocalStack]:
 
 def two_brokers(stack: LocalStack, other: LocalStack, namespaces: PulsarSettings, **changes: object) -> Settings:
     """Settings with the links near and far; devices answer, and say on either that they are there."""
-    usual = {"answers": {"timeout": "1s"}, "retry": {"max_wait": "500ms"}}
+    usual = {"answers": {"timeout": "5s"}, "retry": {"max_wait": "500ms"}}
     settings = parking_settings(stack, namespaces, **merged(usual, changes))
-    mqtt = settings.mqtt.model_copy(update={"keep_alive": 5.0, "reconnect_max": 0.5})
+    mqtt = settings.mqtt.model_copy(update={"keep_alive": Duration("5s"), "reconnect_max": Duration("500ms")})
     root = mqtt.client_id
     ingest = IngestSettings(
         links=[{"name": "near"}, {"name": "far", "host": other.mqtt_host, "port": other.mqtt_port}],  # type: ignore[arg-type]
@@ -99,7 +100,11 @@ def test_what_a_publish_shows_to_ingest_at_another_broker_moves_the_commands_the
 ) -> None:
     settings = two_brokers(stack, other, namespaces)
     settings = settings.model_copy(
-        update={"push": settings.push.model_copy(update={"presence": settings.push.presence.model_copy(update={"rules": ()})})}
+        update={
+            "push": settings.push.model_copy(
+                update={"presence": settings.push.presence.model_copy(update={"rules": ()})}
+            )
+        }
     )
     root = settings.mqtt.client_id
     rule = {"name": "r", "filter": f"{root}/+device/temperature", "topic": "r", "device": "{device}"}
@@ -145,7 +150,6 @@ def test_h27_a_device_resumes_at_another_broker_and_gets_answer_and_commands_the
             Devices(far, lambda _device, _count: True) as after,
             DeviceClient(far.mqtt, f"{root}-resuming", on_message=got) as client,
         ):
-            client.connect(30)
             client.subscribe(f"{root}-resumed/d")
             client.publish(f"{root}-resume/d", position.encode())
             poll_for(lambda: answers, 30, "the answer")
@@ -155,12 +159,63 @@ def test_h27_a_device_resumes_at_another_broker_and_gets_answer_and_commands_the
     assert answers == [{"resumed": True, "from": position, "commands": 6}]
 
 
+def test_h26_what_a_session_took_that_the_device_has_left_comes_again_at_the_other_broker(
+    stack: LocalStack, other: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = two_brokers(stack, other, namespaces, confirm="broker")
+    near, far = at(settings, "near"), at(settings, "far")
+    provision(settings)
+    with push_in_thread(settings) as metrics:
+        await_owned(settings, metrics)
+        with Devices(near):
+            says(near, "d", b"online")
+        vain = [command(settings, "d", n) for n in range(5)]
+        write_commands(settings, vain)
+        all_acknowledged(settings)
+        with Devices(far) as after:
+            says(far, "d", b"online")
+            after.await_all(vain)
+            more = [command(settings, "d", n) for n in range(5, 10)]
+            write_commands(settings, more)
+            after.await_all(more)
+            after.check([*vain, *more])
+            assert [user(message).get("repeat") for message in after.got["d"]] == ["1"] * 5 + [None] * 5
+        assert {one[0].state for one in receipts(settings).values()} == {"delivered"}
+
+
+def test_h36_an_answer_that_is_forged_at_another_broker_settles_nothing_and_moves_no_device(
+    stack: LocalStack, other: LocalStack, namespaces: PulsarSettings
+) -> None:
+    settings = two_brokers(stack, other, namespaces, answers={"timeout": "10m"}, drain="500ms")
+    near, far = at(settings, "near"), at(settings, "far")
+    provision(settings)
+    with push_in_thread(settings) as metrics, Devices(near) as devices:
+        await_owned(settings, metrics)
+        says(near, "d", b"online")
+        write_commands(settings, [command(settings, "d", 0)])
+        poll_for(lambda: devices.got["d"], 30, "the command")
+        position = user(devices.got["d"][0])["position"]
+        guessed = position.rpartition(".")[0]
+        with DeviceClient(far.mqtt, f"{settings.mqtt.client_id}-forger") as forger:
+            for forged in (guessed, f"{guessed}.AAAAAAAAAAAAAAAA"):
+                properties = PublishProperties(correlation_data=forged.encode())
+                forger.publish(f"{settings.push.answers.topic}/0/0", b"forged", properties=properties)
+            assert forger.flush()
+        poll_for(lambda: metrics.counters["stray_answers"]._value.get() == 2, 30, "push has read the forged answers")
+        write_commands(settings, [command(settings, "d", 1)])
+        devices.answer(devices.got["d"][0], b"true")
+        poll_for(lambda: len(devices.got["d"]) == 2, 30, "the next command at the same broker")
+        devices.answer(devices.got["d"][1], b"true")
+        poll_for(lambda: len(receipts(settings)) == 2, 30, "both receipts")
+        assert {one.answer for found in receipts(settings).values() for one in found} == {b"true"}
+
+
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 def test_a_frozen_or_dead_broker_delays_no_device_at_the_other(
     stack: LocalStack, other: LocalStack, namespaces: PulsarSettings, how: str
 ) -> None:
     """More commands wait for the devices there than push takes from Pulsar at a time."""
-    settings = two_brokers(stack, other, namespaces, limits={"pending": 20}, offline={"probe_min": "2s"})
+    settings = two_brokers(stack, other, namespaces, limits={"pending": 20}, answers={"timeout": "10s"})
     near, far = at(settings, "near"), at(settings, "far")
     provision(settings)
     first = [command(settings, f"f{n % 10}", n) for n in range(50)]
@@ -191,6 +246,8 @@ def test_a_frozen_or_dead_broker_delays_no_device_at_the_other(
                 os.kill(other.pids["mqtt"], signal.SIGCONT)
             else:
                 other.restart("mqtt")
+        for n in range(10):
+            says(far, f"f{n}", b"online")
         there.await_all([*first, *away], 60)
         here.check([command(settings, f"n{n % 10}", n) for n in range(100)])
         all_acknowledged(settings)
@@ -252,7 +309,7 @@ def test_h23_two_processes_share_the_partitions_while_devices_move(
                 moved.append(devices)
                 for n in range(4):
                     says(places[turn % 2], f"d{n}", b"online")
-                poll_for(lambda: sum(map(len, devices.got.values())) > 20, 60, "commands")  # noqa: B023
+                poll_for(lambda: sum(map(len, devices.got.values())) > 20, 60, "commands")
             if turn == 3:
                 process.kill()
     # What is left is delivered by the next owner; here only the order counts.

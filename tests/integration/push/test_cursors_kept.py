@@ -255,7 +255,7 @@ def _write_orphaned_records(settings: Settings) -> None:
     name = partition_name(settings.pulsar.system_topic(CURSORS_TOPIC), 0)
     with PulsarClient(settings.pulsar) as client:
         producer = client.producer(name, batching=False)
-        producer.send(b'{"v":2,"ids":["AAAAAAAAAAAA"]}', partition_key=ids_key("forgotten"))
+        producer.send(b'{"v":2,"ids":"AAAAAAAAAAAA"}', partition_key=ids_key("forgotten"))
         producer.close()
     store_raw(settings.pulsar, name, b"foreign", key=b"\xff\x00k")
 

@@ -15,8 +15,8 @@ from bridge.contract import INSTANCES_TOPIC
 from bridge.contract.commands import Command
 from bridge.contract.partitioning import partition_of
 from bridge.inspect.instances import look_at_instances
+from bridge.protocols.sharing import STEADY_S
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.push.sharing import STEADY_S
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.push import (

@@ -38,8 +38,8 @@ from tests.support.waiting import poll_for
 pytestmark = pytest.mark.stack
 
 POISON: list[tuple[str, str, bytes]] = [
-    (CURSORS_TOPIC, "d", b'{"v":2,"ids":[],"position":[1e999,0,0]}'),
-    (CURSORS_TOPIC, ids_key("e"), b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[9999999999999,1]}'),
+    (CURSORS_TOPIC, "d", b'{"v":2,"ids":"","position":[1e999,0,0]}'),
+    (CURSORS_TOPIC, ids_key("e"), b'{"v":2,"ids":"AAAAAAAAAAAA","days":[9999999999999,1]}'),
     (CURSORS_TOPIC, segment_key("e", "x", 1), b'{"v":1,"parked":[99999999999999999999,0,0,0,0]}'),
     (CURSORS_TOPIC, TERM_KEY, b'{"v":9,"term":1}'),
     (CURSORS_TOPIC, OWNER_KEY, b'{"v":1,"owner":"x","serial":1e999}'),

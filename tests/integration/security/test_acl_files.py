@@ -124,17 +124,26 @@ def test_h36_a_device_publishes_and_reads_nothing_of_another_device(name: str, t
     with ExitStack() as stack:
         broker = stack.enter_context(BROKERS[name](tmp_path))
         ingest = stack.enter_context(broker.listening("ingest", "plant/#", "pulsebridge/resume/+"))
-        push = stack.enter_context(broker.listening("push", "pulsebridge/answers/0/0/#", "devices/+/status"))
+        push = stack.enter_context(
+            broker.listening("push", "pulsebridge/answers/0/0/#", "pulsebridge/answers/group/#", "devices/+/status")
+        )
         mine = ["plant/press-7/t", "pulsebridge/resume/press-7"]
-        own = [*mine, "devices/press-7/status", "pulsebridge/answers/0/0/7/1/-1/AAAAAAAAAAAAAAAA"]
-        others = [topic.replace("press-7", "press-8") for topic in own[:3]] + [
+        own = [
+            *mine,
+            "devices/press-7/status",
+            "pulsebridge/answers/group/press-7",
+            "pulsebridge/answers/group/press-7/0/0/7/1/-1",
+            "pulsebridge/answers/0/0/7/1/-1/AAAAAAAAAAAAAAAA",
+        ]
+        others = [topic.replace("press-7", "press-8") for topic in own[:5]] + [
+            "groups/presses/commands",
             "devices/press-8/commands",
             "devices/press-7/commands",
             "pulsebridge/resumed/press-8",
         ]
         for topic in [*others, *own]:
             broker.publishes("press-7", topic)
-        poll_for(lambda: len(ingest) + len(push) >= 4, 60, "what a device may publish")
+        poll_for(lambda: len(ingest) + len(push) >= 6, 60, "what a device may publish")
         assert sorted(m.topic for m in ingest) == sorted(mine)
         assert sorted(m.topic for m in push) == sorted(own[2:])
 
@@ -145,7 +154,8 @@ def test_h36_a_device_reads_its_own_commands_alone(name: str, tmp_path: Path) ->
     filters = ("devices/{}/commands", "devices/{}/commands/#", "pulsebridge/resumed/{}")
     with ExitStack() as stack:
         broker = stack.enter_context(BROKERS[name](tmp_path))
-        got = stack.enter_context(broker.listening("press-8", *(one.format("press-8") for one in filters)))
+        mine = [*(one.format("press-8") for one in filters), "groups/presses/commands/#"]
+        got = stack.enter_context(broker.listening("press-8", *mine))
         for theirs in ("devices/press-8/commands/#", "devices/+/commands/#", "#", "pulsebridge/resumed/+"):
             if name == "mosquitto":  # it confirms every subscription, and serves what may be read
                 thief = stack.enter_context(broker.client("press-7", f"thief-{theirs}", stolen))
@@ -153,9 +163,9 @@ def test_h36_a_device_reads_its_own_commands_alone(name: str, tmp_path: Path) ->
             else:
                 broker.refuses("press-7", theirs)
         sent = ["devices/press-8/commands", "devices/press-8/commands/0/0/7/1/-1/AAAAAAAAAAAAAAAA"]
-        for topic in [*sent, "pulsebridge/resumed/press-8"]:
+        for topic in [*sent, "pulsebridge/resumed/press-8", "groups/presses/commands"]:
             broker.publishes("push", topic)
-        poll_for(lambda: len({m.topic for m in got}) == 3, 60, "what its device may read")
+        poll_for(lambda: len({m.topic for m in got}) == 4, 60, "what its device may read")
         assert stolen == []
 
 

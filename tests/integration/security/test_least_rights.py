@@ -324,7 +324,13 @@ def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, art
     ingest = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
     push = push_of(pulsar.as_role(admin, "bridge"), artemis, "verify")
     assert [f.ok for f in check_rights(ingest, "ingest")] == [True, True], check_rights(ingest, "ingest")
-    assert [f.ok for f in check_rights(push, "push")] == [True]
+    assert [f.ok for f in check_rights(push, "push")] == [True, True], check_rights(push, "push")
+    asking = push.model_copy(
+        update={"push": push.push.model_copy(update={"confirm": "device"}), "mqtt": artemis.settings("ingest")}
+    )
+    (_, mqtt) = check_rights(asking, "push")
+    assert not mqtt.ok
+    assert "mqtt.username 'ingest'" in mqtt.remedy
     (_, mqtt) = check_rights(ingest.model_copy(update={"mqtt": artemis.settings("push")}), "ingest")
     assert not mqtt.ok
     assert "'plant/+/+'" in mqtt.detail
@@ -338,7 +344,7 @@ def test_check_of_a_tier_says_what_the_tier_would_say(pulsar: SecuredPulsar, art
     creating = ingest_of(pulsar.as_role(admin, "bridge"), artemis, "create")
     assert "pulsar.provision=verify" in check_rights(creating, "ingest")[0].remedy
     granted(admin, admin.system_namespace, "bridge", "produce")
-    (finding,) = check_rights(push, "push")
+    (finding, _) = check_rights(push, "push")
     assert not finding.ok
     assert "--actions consume" in finding.remedy
 

@@ -1,6 +1,8 @@
 """The protocol ``line``: a message a line, ``id topic base64``, answered by ``id OK``, ``DEAD``, ``REFUSED`` or ``BUSY``.
 
-A device sends one message at a time. What is no such line, or longer than ``LONGEST``, ends its connection.
+``? device seconds [position]`` fetches the next command, and confirms the one that the device has had; it is answered by
+``? position repeat base64``, or ``? NONE``, ``? TAKEN`` or ``? BUSY``. ``! device position base64`` confirms a command with
+an answer. A device sends one line at a time. What is no such line, or longer than ``LONGEST``, ends its connection.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from bridge.protocols import (
     SaturatedError,
     Service,
 )
+from bridge.protocols.awaited_commands import AwaitedCommands
+from bridge.protocols.commands import CommandOutcome
 from bridge.settings import Settings
+from bridge.settings.fetch import FetchSettings
 
 LONGEST: Final = 1024 * 1024
 """Bytes of a line."""
@@ -31,6 +36,7 @@ class LineConnection(asyncio.Protocol):
     def __init__(self, handler: LineHandler) -> None:
         self.handler = handler
         self.buffer = b""
+        self.asked: set[asyncio.Future[CommandOutcome]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -38,6 +44,8 @@ class LineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.handler.connections.discard(self)
+        for asked in list(self.asked):
+            asked.cancel()
 
     def data_received(self, data: bytes) -> None:
         *lines, self.buffer = (self.buffer + data).split(b"\n")
@@ -50,7 +58,18 @@ class LineConnection(asyncio.Protocol):
             self.transport.abort()
 
     def answer(self, line: bytes) -> None:
-        name, topic, payload = line.decode().split(" ")
+        name, topic, payload, *rest = (*line.decode().split(" "), "")
+        commands = self.handler.commands
+        if commands is not None and name in ("?", "!"):
+            if commands.topics(topic) is None:
+                raise ValueError(f"no device is called {topic}")
+            if name == "?":
+                asked = commands.fetch(topic, rest[0], float(payload))
+            else:
+                asked = commands.confirm(topic, payload, base64.b64decode(rest[0]), failed=False)
+            self.asked.add(asked)
+            asked.add_done_callback(lambda f: self.tell(name, f))
+            return
         message = Message(topic, base64.b64decode(payload), 1, False, False, 0, None)
         try:
             future = self.handler.intake.take(message)
@@ -58,6 +77,22 @@ class LineConnection(asyncio.Protocol):
             self.say(f"{name} BUSY")
             return
         future.add_done_callback(lambda f: self.say(f"{name} {self.word(f.result())}"))
+
+    def tell(self, name: str, future: asyncio.Future[CommandOutcome]) -> None:
+        self.asked.discard(future)
+        if future.cancelled():
+            return
+        outcome = future.result()
+        if outcome.command is not None:
+            command = outcome.command
+            payload = base64.b64encode(command.payload).decode()
+            self.say(f"{name} {command.position} {int(command.repeat)} {payload}")
+        elif outcome.superseded:
+            self.say(f"{name} TAKEN")
+        elif outcome.unavailable:
+            self.say(f"{name} BUSY")
+        else:
+            self.say(f"{name} OK" if outcome.confirmed else f"{name} NONE")
 
     def word(self, outcome: Outcome) -> str:
         if outcome.unknown:
@@ -76,6 +111,7 @@ class LineHandler(ProtocolHandler):
     def __init__(self) -> None:
         self.phases: list[str] = []
         self.connections: set[LineConnection] = set()
+        self.commands: AwaitedCommands | None = None
 
     @property
     def protocol_name(self) -> str:
@@ -94,18 +130,26 @@ class LineHandler(ProtocolHandler):
         asyncio.run_coroutine_threadsafe(self.open(), service.loop).result()
 
     async def open(self) -> None:
+        push = self.service.settings.push
         self.intake = AwaitedIntake(self.service, link="line", protocol="line", limit=self.limit)
+        if push.presence.rules:
+            fetch = FetchSettings(topics=(push.groups.topic,), client_id="line-device", absent_after="1s")
+            self.commands = AwaitedCommands(self.service, fetch)
 
-    def listeners(self) -> Mapping[Address, Acceptor]:
-        return {Address("127.0.0.1", 0): Acceptor(lambda: LineConnection(self))}
+    def listeners(self) -> list[tuple[Address, Acceptor]]:
+        return [(Address("127.0.0.1", 0), Acceptor(lambda: LineConnection(self)))]
 
     def readiness(self) -> Mapping[str, bool]:
         return {"line": "start" in self.phases}
 
     def close(self) -> None:
         self.phases.append("close")
+        if self.commands is not None:
+            self.commands.stop(self.service.drain_deadline)
         if hasattr(self, "intake"):
             asyncio.run_coroutine_threadsafe(self.drain(), self.service.loop).result()
+        if self.commands is not None:
+            self.commands.join()
 
     async def drain(self) -> None:
         await self.intake.drain(self.service.drain_deadline)

@@ -35,11 +35,11 @@ from bridge.dead_letters.records import note_of, replayed_note
 from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.ingest.sessions import read_advertised, stored_sessions
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
+from bridge.protocols.sharing import Beat
 from bridge.pulsar.wire.protobuf import number, read_varint
 from bridge.push.cursor import Cursor
 from bridge.push.groups.roster import Roster, owner_of
 from bridge.push.segments import Parked
-from bridge.push.sharing import Beat
 from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opener, open_entry
 from sources.entry_reader import RawEntry
@@ -68,7 +68,7 @@ INSTANCE = InstanceRecord(
 DECODERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "presence": (PresenceRecord.decode, PresenceRecord(5, "link").encode()),
     "cursor": (cursor, Cursor(8, CommandPosition(3, 7, -1)).encode()),
-    "ids": (lambda body: Cursor(8).with_ids(body), b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[1,20000]}'),
+    "ids": (lambda body: Cursor(8).with_ids(body), b'{"v":2,"ids":"AAAAAAAAAAAA","days":[1,20000]}'),
     "owner": (OwnerRecord.decode, OwnerRecord("us", 3, clean=True).encode()),
     "term": (read_term, b'{"v":1,"term":1,"secret":"%s"}' % (b"00" * 32)),
     "segment": (segment, b'{"v":1,"parked":[1,2,-1,0,1],"places":[4,5,-1],"since_us":7}'),
@@ -162,10 +162,10 @@ def test_what_is_valid_is_read(name: str) -> None:
     [
         ("presence", b'{"v":1,"seen_us":1e999}'),
         ("presence", b'{"v":1,"seen_us":%d}' % (LAST_US + 1)),
-        ("cursor", b'{"v":2,"ids":[],"position":[1e999,0,0]}'),
-        ("cursor", b'{"v":2,"ids":[],"position":[0,0,0],"again":[0,0,0,99999999999999999999]}'),
-        ("cursor", b'{"v":2,"ids":[],"position":[0,0,0],"lately":[%s]}' % b",".join([b"9223372036854775807"] * 10)),
-        ("cursor", b'{"v":2,"ids":["AAAAAAAAAAAA"],"days":[9999999999999,1],"position":[0,0,0]}'),
+        ("cursor", b'{"v":2,"ids":"","position":[1e999,0,0]}'),
+        ("cursor", b'{"v":2,"ids":"","position":[0,0,0],"again":[0,0,0,99999999999999999999]}'),
+        ("cursor", b'{"v":2,"ids":"","position":[0,0,0],"lately":[%s]}' % b",".join([b"9223372036854775807"] * 10)),
+        ("cursor", b'{"v":2,"ids":"AAAAAAAAAAAA","days":[9999999999999,1],"position":[0,0,0]}'),
         ("owner", b'{"v":1,"owner":"x","serial":[]}'),
         ("owner", b'{"v":1,"owner":"x","serial":1e999}'),
         ("segment", b'{"v":1,"parked":[99999999999999999999,0,0,0,0]}'),

@@ -36,7 +36,7 @@ def test_h39_a_client_that_does_not_read_its_answers_is_cut_off() -> None:
     listening.start()
     try:
         connections = Connections(settings, app, listening.loop)
-        (address,) = listening.open("http", {Address("127.0.0.1", 0): Acceptor(connections.connect)})
+        (address,) = listening.open("http", [(Address("127.0.0.1", 0), Acceptor(connections.connect))])
         request = b"POST /topics/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
         with socket.create_connection(address, timeout=30) as raw, pytest.raises(ConnectionError):
             send_for_ever(raw, request * 100)

@@ -67,3 +67,14 @@ def test_only_the_partitions_of_the_devices_are_read_and_all_for_a_group() -> No
     assert awaited.partitions(8) == [partition_of("d", 8)]
     awaited.add(GROUP)
     assert awaited.partitions(8) == list(range(8))
+
+
+def test_the_publish_of_a_broadcast_is_reported_and_ends_nothing() -> None:
+    awaited = Awaited()
+    awaited.add(GROUP)
+    assert awaited.take(of_group("broadcast"))
+    assert awaited.take(of_group("expanded", 1))
+    assert awaited.take(of_group("broadcast")), "of another broker"
+    assert awaited
+    assert awaited.take(of_member("a", "answered"))
+    assert not awaited

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from bridge.inspect.broker.findings import BrokerFinding, BrokerReport, Outcome
-from pulsebridge.output.broker_check import lines_of, page_of, report_json
-from tests.brokers.page import PAGE, RESULTS, page
+from bridge.inspect.broker.check import BrokerFinding, BrokerReport
+from pulsebridge.output.broker_check import lines_of, report_json
+from tests.brokers.page import PAGE, RESULTS, page, page_of
 from tests.brokers.servers import BROKERS
 
 REPORT = BrokerReport(
@@ -20,18 +18,6 @@ REPORT = BrokerReport(
         BrokerFinding("retained", "not tried", "retain", "denied\x1b[31m", ("allow it",)),
     ),
 )
-
-
-@pytest.mark.parametrize(
-    ("outcome", "state"),
-    [
-        (Outcome("x"), "ok"),
-        (Outcome("x", ("ingest: y",)), "note"),
-        (Outcome("x", ("ingest: y",), failed=True), "failed"),
-    ],
-)
-def test_the_state_of_an_outcome(outcome: Outcome, state: str) -> None:
-    assert outcome.state == state
 
 
 def test_only_a_failure_makes_a_report_not_ok() -> None:
@@ -50,17 +36,28 @@ def test_lines_name_what_was_tried_what_happened_and_what_follows() -> None:
 def test_the_page_has_a_column_and_a_section_for_each_broker() -> None:
     report = json.loads(json.dumps(report_json(REPORT)))
     fewer = report | {"findings": report["findings"][:1]}
-    lines = page_of({"One 1.0": report, "Two 2.0": fewer})
+    lines = page_of(
+        [
+            {"title": "One {}", "version": "1.0", "setup": "its defaults", "report": report},
+            {"title": "Two {}", "version": "2.0", "setup": "in memory", "report": fewer},
+        ]
+    )
     assert lines[0] == "|  | One 1.0 | Two 2.0 |"
-    assert lines[3] == "| queue | drops \\| some | – |"
-    assert lines[-7:] == [
+    assert lines[2:5] == ["| versions | ok | ok |", "| queue | note | – |", "| retained | – | – |"]
+    assert lines[5:] == [
+        "",
         "## One 1.0",
         "",
-        "- queue: ingest: raise the limit",
+        "Configuration: its defaults.",
+        "",
+        "- queue: drops | some",
+        "  - ingest: raise the limit",
+        "- retained: denied\x1b[31m",
         "",
         "## Two 2.0",
         "",
-        "- nothing to change",
+        "Configuration: in memory.",
+        "",
     ]
 
 

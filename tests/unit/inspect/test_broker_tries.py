@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.inspect.broker import delivery
 from bridge.inspect.broker.bench import Bench, LostError
+from bridge.inspect.broker.tries import TRIES, Outcome
 from bridge.settings import Settings
 from bridge.settings.mqtt import MqttSettings
 from tests.support.raw_broker import CLOSE, SILENT, RawBroker
@@ -14,7 +14,12 @@ from tests.support.waiting import patient
 
 def bench_at(port: int) -> Bench:
     mqtt = MqttSettings(port=port)
-    return Bench(Settings(mqtt=mqtt), mqtt, messages=10, time_limit_s=patient(60))
+    return Bench(Settings(mqtt=mqtt), mqtt, messages=10)
+
+
+def tried(name: str, port: int) -> Outcome:
+    (one,) = (one for one in TRIES if one.name == name)
+    return one.act(bench_at(port))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ def bench_at(port: int) -> Bench:
 )
 def test_qos_1_that_does_not_work_is_a_failure(answer: int, result: str) -> None:
     with RawBroker(lambda _: answer) as broker:
-        outcome = delivery.qos(bench_at(broker.port))
+        outcome = tried("QoS", broker.port)
     assert outcome.failed
     assert outcome.result.startswith(f"QoS 1: {result}")
     assert "pulsebridge-check/#" in outcome.follows[0]
@@ -37,7 +42,7 @@ def test_qos_1_that_does_not_work_is_a_failure(answer: int, result: str) -> None
 def test_limits_of_connack_have_consequences() -> None:
     granted = b"\x21\0\7" + b"\x24\1" + b"\x25\0" + b"\x27\0\0\3\xe8" + b"\x11\0\0\0\x3c" + b"\x28\0"
     with RawBroker(granted=granted) as broker:
-        outcome = delivery.limits(bench_at(broker.port))
+        outcome = tried("limits", broker.port)
     assert outcome.failed  # without wildcards
     assert [one.split(":")[0] for one in outcome.follows] == ["ingest", "push", "push", "push", "push", "ingest"]
     assert "for 60 s: give mqtt.session_expiry at most that" in outcome.follows[0]
@@ -46,7 +51,7 @@ def test_limits_of_connack_have_consequences() -> None:
 
 def test_a_broker_that_keeps_both_connections_of_one_client_id_fails() -> None:
     with RawBroker() as broker:
-        outcome = delivery.takeover(bench_at(broker.port))
+        outcome = tried("takeover", broker.port)
     assert (outcome.failed, outcome.result) == (True, "both connections stay")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -24,7 +25,8 @@ sys.stdin.read()
 @pytest.fixture
 def three(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Three neighbouring ports that are free, the only ones to choose from."""
-    (first,) = (n for n in ports.free_ports(1) if all(map(ports.is_free, range(n + 1, n + 4))))
+    # Outside the range of free_ports: another test beside this one would take one of the three, and then none is left.
+    first = next(n for n in range(10_000 + os.getpid() % 9_000, 20_000) if all(map(ports.is_free, range(n + 1, n + 4))))
     monkeypatch.setattr(ports, "_reserved", type(ports._reserved)(maxlen=3))
     monkeypatch.setattr(ports, "_FIRST", first + 1)
     monkeypatch.setattr(ports, "_LAST", first + 3)

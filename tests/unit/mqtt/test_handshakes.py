@@ -24,7 +24,7 @@ from bridge.mqtt.packets import (
     subscribe_packet,
     unsubscribe_packet,
 )
-from bridge.mqtt.types import Connected, Subscription
+from bridge.mqtt.types import Connected, Subscription, Will
 from bridge.settings.mqtt import MqttSettings
 from tests.support.mqtt_streams import CONNACK, PROTOCOLS, PahoOn
 from tests.support.raw_mqtt import packet, text
@@ -52,6 +52,7 @@ def written_by_paho(protocol: str, do: Callable[[Any], object], *, persistent: b
     keep_alive_s=st.integers(1, 65_535),
     receive_maximum=st.integers(1, 65_535),
     session_expiry_s=st.integers(0, 2**32 - 1),
+    will=st.none() | st.builds(Will, _texts, st.binary(max_size=9), st.booleans(), st.integers(0, 2**32 - 1)),
 )
 def test_connect_is_pahos(
     protocol: Any,
@@ -61,6 +62,7 @@ def test_connect_is_pahos(
     keep_alive_s: int,
     receive_maximum: int,
     session_expiry_s: int,
+    will: Will | None,
 ) -> None:
     user, password = credentials or (None, None)
     settings = MqttSettings.model_construct(
@@ -75,6 +77,11 @@ def test_connect_is_pahos(
     def connect(client: Any) -> None:
         client._client_id = client_id.encode()
         client.username_pw_set(user, password)
+        if will is not None:
+            about: Any = Properties(PacketTypes.WILLMESSAGE) if protocol == "5" else None  # type: ignore[no-untyped-call]
+            if about is not None:
+                about.WillDelayInterval = will.delay_s
+            client.will_set(will.topic, will.payload, 1, will.retain, about)
         options: dict[str, Any] = {}
         if protocol == "5":
             properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -84,7 +91,7 @@ def test_connect_is_pahos(
             options = {"clean_start": not persistent, "properties": properties}
         client.connect("peer.invalid", keepalive=keep_alive_s, **options)
 
-    ours = connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum)
+    ours = connect_packet(settings, persistent=persistent, receive_maximum=receive_maximum, will=will)
     theirs = written_by_paho(protocol, connect, persistent=persistent)
     assert _sorted(ours, protocol) == _sorted(theirs, protocol)
 

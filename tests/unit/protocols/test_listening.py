@@ -52,7 +52,7 @@ def test_an_address_of_the_host_that_this_machine_lacks_is_left_out(
         def connection_lost(self, exc: Exception | None) -> None:
             gone.set()
 
-    listeners = {Address("some-host", 0): Acceptor(Gone)}
+    listeners = [(Address("some-host", 0), Acceptor(Gone))]
     try:
         if here:
             (bound,) = listening.open("http", listeners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -60,8 +60,8 @@ class Recording(ProtocolHandler):
     def start(self, service: object) -> None:
         self.note("start")
 
-    def listeners(self) -> Mapping[Address, Acceptor]:
-        return self.addresses
+    def listeners(self) -> Iterable[tuple[Address, Acceptor]]:
+        return self.addresses.items()
 
     def close(self) -> None:
         self.note("close")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
-from bridge.pulsar.dial import addresses, credentials_remedy, dial, grant_remedy, whom
+from bridge.pulsar.dial import addresses, credentials_remedy, dial, grant_remedy, open_connection, whom
 from bridge.pulsar.dial import answering as hosts_that_answer
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.ports import free_ports
@@ -60,6 +60,15 @@ def test_an_error_names_the_brokers_reason() -> None:
         pytest.raises(DeniedError, match=r"does not accept our credentials: bad .*pulsar\.token"),
     ):
         dial(found, 5)
+
+
+def test_a_proxy_without_the_broker_behind_it_names_both_and_may_do_better_later() -> None:
+    # type 14 (ERROR), error { request_id: 0, error: 6 (ServiceUnitNotReady), message: "away" }
+    with (
+        answering(frame(b"\x08\x0e\x72\x0a\x08\x00\x10\x06\x1a\x04away")) as found,
+        pytest.raises(TransientError, match=r"127\.0\.0\.1:\d+ for broker:1 refused .* ServiceUnitNotReady, away"),
+    ):
+        open_connection(found, *addresses(found.service_url)[0], 5, proxy_to="broker:1")
 
 
 @pytest.mark.parametrize("data", [b"\x15\x03\x01\x00\x02\x02\x16", b"HTTP/1.1 400 Bad Request\r\n\r\n"])

@@ -95,17 +95,20 @@ def test_a_line_has_precedence_over_the_options_and_its_number_makes_its_id(tmp_
         b"  ",
         {"device": "bü", "command_id": "own", "payload_base64": base64.b64encode(b"\0\xff").decode(), "qos": 0},
         {"group": "g", "payload": "", "cause": "test"},
+        {"device": "c", "payload": "", "link": "far"},
     )
     found = made(source(mqtt_topic="devices/{device}/commands", payload=b"usual", qos=2).file(path))
-    a, b, group = found
+    a, b, group, c = found
     assert isinstance(a, Command)
     assert isinstance(b, Command)
     assert (a.command_id, a.mqtt_topic, a.payload, a.qos) == ("run-1", "devices/a/commands", b"usual", 2)
     assert (b.command_id, b.mqtt_topic, b.payload, b.qos) == ("own", "devices/bü/commands", b"\0\xff", 0)
     assert (group.command_id, group.mqtt_topic, group.payload) == ("run-4", "devices/{device}/commands", b"")
     assert group.cause == "test"
+    assert isinstance(c, Command)
+    assert c.link == "far"
     assert [one.command_id for one in made(source(payload=b"", mqtt_topic="t/{device}").file(path))] == [
-        "run-1", "own", "run-4",
+        "run-1", "own", "run-4", "run-5",
     ]  # fmt: skip
 
 
@@ -122,11 +125,13 @@ def test_a_line_has_precedence_over_the_options_and_its_number_makes_its_id(tmp_
         ({**GOOD, "qos": True}, "qos: is true, wanted a whole number"),
         ({**GOOD, "qos": 1.0}, "qos: is 1.0, wanted a whole number"),
         ({**GOOD, "retain": 1}, "retain: is 1, wanted true or false"),
+        ({**GOOD, "broadcast": True}, "broadcast: is true, and only a command to a group is broadcast"),
         ({**GOOD, "cause": "\ud800"}, "cause: is not valid Unicode"),
         ({**GOOD, "payload_base64": "aa=="}, "payload: is given twice"),
         ({"device": "d", "mqtt_topic": "t", "payload_base64": "a"}, "payload_base64: is 'a', wanted base64"),
         ({"device": "d", "mqtt_topic": "t"}, "payload: is missing"),
         ({"payload": ""}, "device: is '' and group is ''"),
+        ({"group": "g", "payload": "", "link": "far"}, "link: is 'far'; only a command for one device may name a link"),
     ],
 )
 def test_an_invalid_line_is_named_before_the_first_command(

@@ -60,7 +60,7 @@ def tried(core: Partition, now: int, reason: int) -> int:
             for action in actions:
                 if isinstance(action, Push):
                     pushes += 1
-                    core.flights.sent(action.number, at)
+                    core.links[""].sent(action.number, at)
                     core.confirmed(action.number, reason, at)
                 elif isinstance(action, StoreSegment):
                     core.segment_stored(action.parked)

@@ -65,7 +65,7 @@ class Played:
             for one in actions:
                 if isinstance(one, Push):
                     self.pushed.append(((self.now - self.began) / SECOND, one))
-                    self.core.flights.sent(one.number, self.now)
+                    self.core.links[""].sent(one.number, self.now)
                     self._device(self, one)
                 elif isinstance(one, StoreCursor):
                     self.core.cursor_stored(one.device)

@@ -13,7 +13,7 @@ from bridge.contract.tagged_positions import PositionTags
 from bridge.errors import ContractError
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, StoreReceipt
-from bridge.push.device_protocol import answer_filter, check_topic, outgoing, parse_answer
+from bridge.push.device_protocol import answer_filters, check_topic, outgoing, parse_answer
 from bridge.push.partition import Partition
 from bridge.settings import MqttSettings, PushSettings, Settings
 from tests.support.push_limits import Limits
@@ -78,7 +78,7 @@ def test_the_cursor_waits_for_the_answer_and_the_receipt_has_its_head() -> None:
     core.arrived(position(1), command(1), NOW)
     core.confirmed(pushed(core).number, 0, NOW + 5)
     assert core.take(NOW) == []
-    assert (core.flights.in_flight, core.commands.awaited) == (0, 1)
+    assert (core.links[""].in_flight, core.commands.awaited) == (0, 1)
     assert not core.settled
     assert core.answered(position(1), b"123456", NOW + 9, failed=False)
     assert kinds(core.take(NOW)) == [StoreCursor]
@@ -166,7 +166,7 @@ LEVELS = TAGGED.replace(".", "/")
 
 def test_positions_travel_as_levels_and_come_back() -> None:
     assert re.fullmatch(r"0/4/12/3/-1/[\w-]{16}", LEVELS)
-    assert answer_filter("a/b", 4) == "a/b/0/4/#"
+    assert answer_filters("a/b", 4) == ["a/b/0/4/#", "a/b/group/#"]
     found = parse_answer(answer(f"a/b/{LEVELS}"), "a/b", 4)
     assert found is not None
     assert (found.position, found.payload, found.failed) == (WHERE, b"ok", False)

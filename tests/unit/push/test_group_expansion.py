@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.contract import C_CAUSE, C_GROUP, C_ID, Receipt
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.contract.groups import (
     GroupCommand,
     decode_group_command,
@@ -38,6 +39,7 @@ WEEK = 7 * 86_400 * SECOND
 RULES = (GroupRule(name="ruled", devices=("d1", "x*")),)
 GROUPS = ("a", "b", "ruled")
 NAMES = ("d0", "d1", "d2", "x1", "x2")
+LINKS = ("north", "south")
 
 
 class Died(Exception):
@@ -99,7 +101,8 @@ class GroupWorld:
         else:
             group = "unknown" if choice % 13 == 0 else GROUPS[choice % 3]
             expires = self.now // 1000 + 5000 if choice % 5 == 0 else 0
-            command = GroupCommand(f"c{number}", group, "", b"payload", expires_at_ms=expires)
+            broadcast = choice % 2 == 0
+            command = GroupCommand(f"c{number}", group, "", b"payload", expires_at_ms=expires, broadcast=broadcast)
             self.log.append((position, command, self.now))
 
     def receive(self, _choice: int) -> None:
@@ -139,7 +142,16 @@ class GroupWorld:
         for (group, device), member in self.table.items():
             self.membership.put(group, device, member=member)
         self.membership.knows(self.known)
-        self.expander = Expander(roster, self.membership, cast(GroupLog, self), "to/{device}", WEEK, self.chunk)
+        self.expander = Expander(
+            roster,
+            self.membership,
+            cast(GroupLog, self),
+            "to/{device}",
+            WEEK,
+            self.chunk,
+            _broadcast_topic="to/{group}",
+            _links=LINKS,
+        )
         self.do(lambda: self.expander.resume(self.now))
 
     def do(self, event: Callable[[], None]) -> None:
@@ -160,7 +172,7 @@ class GroupWorld:
             raise Died
 
     def write_entries(self, entries: Sequence[Command]) -> None:
-        assert len(entries) <= max(self.chunk, len(self.log))
+        assert len(entries) <= max(self.chunk, len(self.log), len(LINKS))
         self._write(lambda count: self.entries.extend(entries[:count]), len(entries))
 
     def store(self, changes: Sequence[Change]) -> None:
@@ -204,8 +216,11 @@ class GroupWorld:
             receipted[receipt.command_id].add(receipt.state)
         groups_of = {one.command_id: one.group for _, one, _ in self.log if isinstance(one, GroupCommand)}
         had: dict[str, list[str]] = defaultdict(list)
+        self.check_broadcasts()
         for entry in self.entries:
             assert entry.ref is not None
+            if entry.is_broadcast:
+                continue
             assert entry.command_id == entry_id(entry.ref.command_id, entry.device)
             had[entry.device].append(entry.ref.command_id)
         for one, group in groups_of.items():
@@ -232,6 +247,24 @@ class GroupWorld:
             command_ = self.log[number][1]
             # Died between the letter and the receipt: it may have expired since, or its group be known.
             assert isinstance(command_, BadCommand) or self.crashes or "rejected" in receipted[command_.command_id]
+
+    def check_broadcasts(self) -> None:
+        """Each one precedes the entries, at each broker, and names the group's command before it, also if written twice."""
+        last: dict[str, CommandPosition] = {}
+        done = {r.position: r for r in self.receipts if r.state == "expanded" and not r.device}
+        for position, command, _ in self.log:
+            receipt = done.get(position.encode(0))
+            if receipt is None or not isinstance(command, GroupCommand):
+                continue
+            mine = [one for one in self.entries if one.ref is not None and one.ref.position == position]
+            broadcasts = [one for one in mine if one.is_broadcast]
+            assert {one.link for one in broadcasts} == (set(LINKS) if command.broadcast and receipt.members else set())
+            assert not broadcasts or mine[0].is_broadcast, "it precedes the entries"
+            after = last.get(command.group, BEFORE_ALL)
+            assert {one.ref.after for one in broadcasts if one.ref} <= {after}
+            assert len({one.command_id for one in broadcasts}) <= len(LINKS)
+            assert all(one.was_broadcast is command.broadcast for one in mine if not one.is_broadcast)
+            last[command.group] = position
 
 
 EVENTS = ("join", "join", "leave", "be_known", "follow", "write", "write", "receive", "receive", "pass_time",
@@ -300,6 +333,49 @@ def test_the_order_of_steps_is_that_of_the_docstring() -> None:
     assert (entry.mqtt_topic, entry.payload, entry.size) == ("to/d1", b"", 7)
     assert entry.ref is not None
     assert entry.ref.position == place(1)
+
+
+def test_a_broadcast_precedes_the_entries_and_follows_the_groups_last_command_that_is_open_or_done() -> None:
+    membership, roster, steps = Membership(()), Roster(), Steps()
+    for group in ("a", "b"):
+        membership.put(group, "d1", member=True)
+    expander = Expander(roster, membership, cast(GroupLog, steps), "to/{device}", WEEK, _broadcast_topic="to/{group}")
+    expander.resume(0)
+    steps.all.clear()
+    expander.arrived(place(1), command(1, broadcast=True), 1, 1)
+    names = [name for name, _ in steps.all]
+    assert names == ["store", "write_entries", "write_entries", "store", "write_receipts", "store"]
+    broadcast, entry = steps.of("write_entries")
+    assert (broadcast.is_broadcast, broadcast.mqtt_topic, broadcast.retain) == (True, "to/a", False)
+    assert entry.was_broadcast
+    expander.arrived(place(2), command(2, "b"), 1, 1)
+    expander.arrived(place(3), command(3), 1, 1)
+    expander.passed(WEEK + SECOND)  # none is open any more
+    again = Roster()
+    for change in steps.of("store"):
+        again.take(*change.encode("me"))
+    for one in (roster, again):
+        assert (one.before("a", place(4)), one.before("b", place(4))) == (place(3), place(2))
+    steps.all.clear()
+    expander.arrived(place(4), command(4, broadcast=True, retain=True), 2 * WEEK, 2 * WEEK)
+    assert steps.of("write_entries")[0].ref.after == place(3)
+
+
+@pytest.mark.parametrize(
+    ("topic", "group", "reason"),
+    [("", "a", "needs push.confirm: device"), ("to/{group}", "a+", r"broadcast: mqtt_topic: is 'to/a\+'")],
+)
+def test_a_broadcast_that_cannot_be_is_rejected_with_the_reason(topic: str, group: str, reason: str) -> None:
+    membership, roster, steps = Membership(()), Roster(), Steps()
+    membership.put(group, "d1", member=True)
+    expander = Expander(roster, membership, cast(GroupLog, steps), "to/{device}", WEEK, _broadcast_topic=topic)
+    expander.resume(0)
+    steps.all.clear()
+    expander.arrived(place(1), command(1, group, broadcast=True), 1, 1)
+    assert [name for name, _ in steps.all] == ["give_up", "write_receipts", "store"]
+    (receipt,) = steps.of("write_receipts")
+    assert receipt.state == "rejected"
+    assert re.search(reason, receipt.reason)
 
 
 def test_an_expiry_is_given_and_bounded_by_when_it_was_emitted_or_published() -> None:
@@ -389,8 +465,6 @@ def test_all_records_of_a_roster_are_rewritten_with_their_current_values() -> No
 
 @given(st.text("ab*?", max_size=8), st.text("ab", max_size=8))
 def test_a_pattern_means_what_a_regular_expression_does(pattern: str, name: str) -> None:
-    import re
-
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     assert matches(pattern, name) == (re.fullmatch(expression, name) is not None)
 

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import pytest
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, ids_key, read_term, term_record
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Term, ids_key, read_term, term_record
 from bridge.contract.segments import ParkedId, segment_key
 from bridge.errors import ContractError
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
@@ -47,7 +47,7 @@ def at(number: int, writer: str, device: str = "d") -> Record:
 
 
 def term(writer: str) -> Record:
-    return TERM_KEY, term_record(SECRET), writer
+    return TERM_KEY, term_record(Term(SECRET)), writer
 
 
 def owner(writer: str, serial: int = 1, *, clean: bool = False) -> Record:
@@ -66,7 +66,7 @@ def read(log: Sequence[Record]) -> CursorRecords:
         assert found.take(*record)
     found.whole()
     found.clean = found.owner is not None and found.owner.clean
-    found.secret = found.secret or SECRET
+    found.term = found.term if found.term.secret else Term(SECRET)
     found.left_us = NOW - SECOND
     return found
 
@@ -118,7 +118,7 @@ def sent(core: Partition, until: int) -> dict[int, bool]:
     while actions := core.take(NOW):
         for push in of(Push, actions):
             found[push.position.entry] = push.repeat
-            core.flights.sent(push.number, NOW)
+            core.links[""].sent(push.number, NOW)
             core.confirmed(push.number, 0, NOW)
         for stored in of(StoreCursor, actions):
             core.cursor_stored(stored.device)
@@ -235,7 +235,7 @@ def test_a_term_without_a_secret_is_refused(secret: str) -> None:
 
 
 def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
-    given = bytes(range(32))
+    given = Term(bytes(range(32)))
     records = [owner("first"), (TERM_KEY, term_record(given), "first"), at(1, "first")]
     _, second = taken_over(records, 2, "second")
     written = [read_term(payload) for key, payload, _ in second.records if key == TERM_KEY]

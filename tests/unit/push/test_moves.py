@@ -293,3 +293,26 @@ def test_h27_the_answer_to_a_request_follows_its_device() -> None:
     assert two.pushes() == []
     two.core.request_answered(request)
     assert where(two.pushes(SECOND)) == [("d-1", "b", False)]
+
+
+def test_commands_that_name_different_links_go_to_one_broker_until_the_device_is_seen() -> None:
+    two = Two(BROKER)
+    two.command("d", link="b")
+    first = two.push()
+    two.core.confirmed(first.number, 0, two.now)
+    two.command("d", link="a")
+    second = two.push()
+    two.core.confirmed(second.number, 0, two.now)
+    two.pushes()
+    after = Two(BROKER, {"d": Cursor.decode(two.stored["d"], 256)})
+    after.command("d", link="a")
+    third = after.push()
+    assert where([first, second, third]) == [("d-0", "b", False), ("d-1", "b", False), ("d-10", "b", False)]
+    after.commands |= two.commands
+    after.core.alive("d", after.now + 1, "a")  # what b took is pending again (H26)
+    again = []
+    while found := after.pushes(SECOND):
+        again += found
+        for one in found:
+            after.core.confirmed(one.number, 0, after.now)
+    assert where(again) == [("d-0", "a", True), ("d-1", "a", True), ("d-10", "a", True)]

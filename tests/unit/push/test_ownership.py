@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
+from bridge.contract.cursors import OwnerRecord
+from bridge.errors import FencedError
 from bridge.pulsar.client import MessageId, message_id
-from bridge.push.ownership import Ownership, Proof
+from bridge.push.ownership import Checked, Ownership, Proof
+from tests.support.waiting import poll_for
 
 
 def record(entry: int) -> MessageId:
@@ -20,11 +25,18 @@ class World:
     pings = 0
 
     def __init__(self) -> None:
-        self.ownership = Ownership(cast(Any, self))
+        self.posted: list[object] = []
+        self.ownership = Ownership(cast(Any, self), self.posted.append)
         self.written: list[Proof] = []
+        self.read: list[tuple[MessageId, OwnerRecord]] = []
+        self.replaced = False
 
     def write_record(self, _key: str, _payload: bytes, proof: Proof) -> None:
         self.written.append(proof)
+
+    def proven_since(self, start: MessageId, own: OwnerRecord) -> MessageId | None:
+        self.read.append((start, own))
+        return None if self.replaced else record(5)
 
     @property
     def keepalive(self) -> World:
@@ -80,15 +92,15 @@ def test_an_owner_that_has_sent_nothing_leaves_a_record_that_shows_it() -> None:
     ownership.begin({"": 1})
     before, begun = world.written
     assert [one.record.idle for one in world.written] == [True, False]
-    ownership.accept(before)
+    ownership.stored(before)
     assert ownership.proven_epoch() == 0, "nothing is sent before the second one is stored"
-    ownership.accept(begun)
+    ownership.stored(begun)
     assert ownership.proven_epoch() == 1
 
 
 def test_of_several_brokers_all_must_have_answered_because_a_successor_needs_one() -> None:
     world, other = World(), World()
-    ownership = Ownership(cast(Any, world), ("a", "b"))
+    ownership = Ownership(cast(Any, world), world.posted.append, ("a", "b"))
     links = [cast(Any, world), cast(Any, other)]
     world.last_stored = record(1)
     ownership.ping(links, 0.0)
@@ -101,16 +113,33 @@ def test_of_several_brokers_all_must_have_answered_because_a_successor_needs_one
     assert ownership.own is world.last_stored
 
 
-def test_a_lost_connection_is_in_doubt_alone() -> None:
+def test_h23_a_lost_connection_is_in_doubt_alone_until_our_record_is_read_behind_the_last_certain_one() -> None:
     world = World()
-    ownership = Ownership(cast(Any, world), ("a", "b"))
+    ownership = Ownership(cast(Any, world), world.posted.append, ("a", "b"))
     for link in ("a", "b"):
         ownership.connected(1, link)
     for proof in world.written:
-        ownership.accept(proof)
+        ownership.stored(proof)
+    ownership.own = record(1)
     ownership.disconnected("b")
     ownership.disconnected("b")  # and an attempt that failed
+    ownership.connected(2, "a")
     assert ownership.lost == ("b",)
     assert ownership.proven_epoch("a") == 1
-    ownership.found("b")
+    lost, other = world.written[2:]
+    for proof in (lost, other):
+        ownership.stored(proof)
+    poll_for(lambda: world.posted, 20, "the first check")
+    assert ownership.lost == ("b",)
+    ownership.checked(cast(Checked, world.posted.pop()))
     assert ownership.lost == ()
+    poll_for(lambda: world.posted, 20, "the second check")
+    assert world.read == [(record(1), lost.record), (record(5), other.record)], "one after the other"
+    ownership.checked(cast(Checked, world.posted.pop()))
+    assert ownership.proven_epoch("a") == 2
+    world.replaced = True
+    ownership.stored(ownership.write())
+    poll_for(lambda: world.posted, 20, "the third check")
+    with pytest.raises(FencedError):
+        ownership.checked(cast(Checked, world.posted.pop()))
+    ownership.close()

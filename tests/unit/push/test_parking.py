@@ -367,7 +367,7 @@ def test_of_devices_that_are_away_nothing_stays_in_memory_but_their_ids_however_
     for segment in of(StoreSegment, core.take(now)):
         core.segment_stored(segment.parked)
     core.take(now)
-    assert (core.segments.parked, len(core.devices.awake), core.devices.with_cursors) == (2, 0, [])
+    assert (core.segments.parked, len(core.devices.awake), list(core.devices.with_cursors)) == (2, 0, [])
     for _ in range(20):
         due = core.next_time_us()
         assert due is not None

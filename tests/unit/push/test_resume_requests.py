@@ -32,7 +32,7 @@ from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.push.request_log import Asked
 from bridge.push.states import Mode
-from bridge.settings import Settings
+from bridge.settings import MqttSettings, Settings
 from tests.support.push_limits import Limits
 from tests.support.stored_message import StoredMessage
 
@@ -51,7 +51,7 @@ def stored(core: Partition, now: int) -> list[Action]:
         for action in actions:
             found.append(action)
             if isinstance(action, Push):
-                core.flights.sent(action.number, now)
+                core.links[""].sent(action.number, now)
                 core.confirmed(action.number, 0, now)
             elif isinstance(action, StoreCursor):
                 core.cursor_stored(action.device)
@@ -90,6 +90,7 @@ class Connection:
     """Connections one after the other: keeps what is published on the one that stands."""
 
     client_id = "push"
+    settings = MqttSettings()
     connected = True
     granted = Connected(1, False, 65535)
     epoch = 1
@@ -166,7 +167,7 @@ def ended(core: Partition, effects: Effects, link: Connection, now_us: int, *, c
     core.link_down(now_us, closed=effects.link_down(event))
     link.sent.clear()
     link.epoch += 1
-    core.flights.broker_answered()
+    core.links[""].broker_answered()
     core.link_up()
     effects.resume.answers[""].link_up()
 

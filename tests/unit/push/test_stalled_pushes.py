@@ -20,6 +20,7 @@ from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
 from bridge.settings import Settings
+from bridge.settings.mqtt import MqttSettings
 from tests.support.push_limits import Limits
 
 METRICS = PushMetrics(CollectorRegistry())
@@ -34,6 +35,7 @@ class Connection:
     connected = True
     epoch = 1
     granted = Connected(1, False, 65535)
+    settings = MqttSettings()
 
     def __init__(self) -> None:
         self.open: list[tuple[str, bytes, Callable[[int], None]]] = []
@@ -141,7 +143,7 @@ def test_members_that_wait_for_a_payload_leave_the_window_to_the_others() -> Non
         partition.arrives(f"other{number}", ref=None)
     partition.turns()
     assert partition.topics == [f"t/other{number}" for number in range(4)], "as many as the window has"
-    assert partition.core.flights.in_flight == 4
+    assert partition.core.links[""].in_flight == 4
     partition.confirms()
     assert partition.topics == [f"t/other{number}" for number in range(6)]
 
@@ -157,7 +159,7 @@ def test_when_the_payload_comes_the_members_go_as_the_window_has_room_and_each_i
     partition.turns()
     while partition.link.open:
         assert len(partition.link.open) <= 4, "never more than the window"
-        assert partition.core.flights.in_flight == len(partition.link.open)
+        assert partition.core.links[""].in_flight == len(partition.link.open)
         partition.confirms()
     for number in range(10):
         got = [payload for topic, payload in partition.link.sent if topic == f"t/m{number}"]
@@ -193,7 +195,7 @@ def test_a_payload_that_is_gone_ends_all_who_waited_and_keeps_the_count() -> Non
     partition.turns()
     assert {state for state, _ in partition.log.states.values()} == {"rejected"}
     assert len(partition.log.states) == 5
-    assert (partition.core.flights.in_flight, partition.core.settled) == (0, True)
+    assert (partition.core.links[""].in_flight, partition.core.settled) == (0, True)
 
 
 def test_what_expires_while_it_waits_for_its_payload_is_not_sent() -> None:
@@ -221,4 +223,4 @@ def test_what_was_parked_while_it_waited_is_not_sent_by_the_push_that_waited() -
     partition.core.gone("m", now_us, now_us)
     partition.effects.payload_came(GROUP, b"payload")
     assert partition.topics == []
-    assert partition.core.flights.in_flight == 0
+    assert partition.core.links[""].in_flight == 0

@@ -44,7 +44,7 @@ class Shell:
         while actions := self.core.take(self.now):
             for action in actions:
                 if isinstance(action, Push):
-                    self.core.flights.sent(action.number, self.now)
+                    self.core.links[""].sent(action.number, self.now)
                     found.append(action)
                 elif isinstance(action, DeadLetter):
                     self.dead.append(action)
@@ -65,7 +65,7 @@ class Shell:
         self.core.link_down(self.now, closed=closed)
         assert self.pushes() == []
         if away:
-            self.core.flights.broker_unreachable()
+            self.core.links[""].broker_unreachable()
         self.core.link_up()
 
     def confirms(self, push: Push) -> None:
@@ -83,7 +83,7 @@ def test_what_alone_is_in_flight_at_three_closes_goes_to_the_dead_letters() -> N
     for turn in range(3):
         push = only(shell.pushes())
         assert (push.command.command_id, push.repeat) == ("bad-1", turn > 0)
-        shell.core.flights.broker_answered()  # something else was taken in between
+        shell.core.links[""].broker_answered()  # something else was taken in between
         shell.closes()
         shell.passes(4 * SECOND)
     following = only(shell.pushes())
@@ -128,7 +128,7 @@ def test_a_good_command_outlasts_any_number_of_brokers_that_die(kind: str) -> No
     shell.arrives("good")
     for _ in range(20):
         push = only(shell.pushes())
-        shell.core.flights.broker_answered()
+        shell.core.links[""].broker_answered()
         if kind == "later":
             shell.passes(SHORT_US)
         shell.closes(closed=kind != "lost", away=kind == "restarted")
@@ -178,9 +178,9 @@ def test_what_is_never_confirmed_while_others_are_is_given_up() -> None:
         shell.arrives(f"other{turn}")
         shell.confirms(only(shell.pushes()))
         shell.pushes()
-        assert shell.core.flights.overdue(shell.now) is None
+        assert shell.core.links[""].overdue(shell.now) is None
         shell.passes(1)
-        overdue = shell.core.flights.overdue(shell.now)
+        overdue = shell.core.links[""].overdue(shell.now)
         assert overdue is not None
         assert overdue.mqtt_topic == "t/silent"
         shell.core.link_down(shell.now)

@@ -32,10 +32,12 @@ BROKER: Final = Limits(
     probe_min_us=2 * SECOND,
     probe_max_us=10 * SECOND,
     resume_every_us=SECOND // 2,
+    awake=1,
 )
 DEVICE: Final = replace(BROKER, answers=True, answer_timeout_us=SECOND)
 CHANGES: Final[list[dict[str, int]]] = [
     {},
+    {"awake": 100},
     {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2},
     {"attempts": 2},
     {"attempts": 1, "parked_max": 2},
@@ -142,7 +144,9 @@ def test_no_long_walk_under_any_limits_loses_reorders_or_repeats_unmarked() -> N
     for begun in range(0, WALK_EVENTS, STEPS):
         rare = walk.choice((1, 4, 16))
         links = walk.choice(LINKS)
-        weighted = [event for event in (EVENTS if links == ("",) else MOVES) for _ in range(1 if event in RARE else rare)]
+        weighted = [
+            event for event in (EVENTS if links == ("",) else MOVES) for _ in range(1 if event in RARE else rare)
+        ]
         played = [(walk.choice(weighted), walk.randrange(1000)) for _ in range(STEPS)]
         limits = replace(walk.choice((BROKER, DEVICE)), **walk.choice(CHANGES))  # type: ignore[arg-type]
         poison_every, finish = walk.choice((0, 0, 5)), walk.randrange(10) == 0

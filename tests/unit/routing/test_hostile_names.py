@@ -6,7 +6,7 @@ import json
 
 import pulsar
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bridge import contract
@@ -76,6 +76,7 @@ NAMES = st.text(st.sampled_from("aé\U0001f600"), max_size=40).map(lambda text: 
 
 
 @given(st.dictionaries(NAMES, NAMES, max_size=60), NAMES, NAMES, st.integers(16_384, 100_000))
+@example({"\U0001f600" * number: "a" * 100 for number in range(236, 256)}, "", "a" * 50, 16_384)
 def test_h35_a_dead_letter_fits_whatever_the_message(own: dict[str, str], device: str, why: str, most: int) -> None:
     own = {f"{number}{name}": value * 20 for number, (name, value) in enumerate(own.items())}
     _, properties = dead_letter(

@@ -44,7 +44,7 @@ def test_a_shard_is_a_number_or_the_host_s() -> None:
     assert Shard.parse("1/4") == Shard(1, 4)
     assert Shard.parse("host/3", host="pulsebridge-ingest-2.pulsebridge.svc") == Shard(2, 3)
     for text, host in (("4/4", ""), ("x/2", ""), ("1", ""), ("host/2", "laptop"), ("host/2", "ingest-2")):
-        with pytest.raises(ValueError, match=r"counted from 0|not of the form|does not end in a number"):
+        with pytest.raises(ValueError, match=r"counted from 0|nor of the form|does not end in a number"):
             Shard.parse(text, host=host)
 
 
@@ -109,7 +109,7 @@ def test_too_few_groups_and_overlaps_are_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match="cannot divide") as refused:
         load(None, {"ingest.shard": "0/3", "ingest.filters": ["a/#", "b/#"]})
     assert "1 problem" in str(refused.value)
-    with pytest.raises(ConfigError, match="not of the form I/N"):
+    with pytest.raises(ConfigError, match="nor of the form I/N"):
         load(None, {"ingest.shard": "3"})
 
 

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bridge.routing.sharding import Shard, own_sessions, sessions
+from bridge.routing.sharding import AUTO, own_sessions, sessions
 from bridge.settings import Settings
 from bridge.settings.loading import load
 from bridge.stopping import CLOSE_S
@@ -38,7 +38,7 @@ def pod(document: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
-WORKLOADS = [("StatefulSet", "pulsebridge-ingest"), ("Deployment", "pulsebridge-push")]
+WORKLOADS = [("Deployment", "pulsebridge-ingest"), ("Deployment", "pulsebridge-push")]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_every_manifest_is_valid_kubernetes() -> None:
     for document in documents().values():
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
     assert sorted(kinds) == [
-        "ConfigMap", "Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Secret", "Service", "StatefulSet",
+        "ConfigMap", "Deployment", "Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Secret",
     ]  # fmt: skip
 
 
@@ -97,21 +97,20 @@ def test_pods_match_the_settings(which: tuple[str, str], settings: Settings) -> 
     assert document["spec"]["selector"]["matchLabels"] == budget == labels
 
 
-def test_every_session_has_one_pod(settings: Settings) -> None:
+def test_ingest_scales_by_a_number_alone(settings: Settings) -> None:
+    """Every pod and every unit of ingest may serve each session; they differ in the metrics port alone."""
     document = documents()[WORKLOADS[0]]
     arguments = pod(document)["containers"][0]["args"]
-    text = arguments[arguments.index("--shard") + 1]
-    replicas = document["spec"]["replicas"]
-    names = [f"{document['metadata']['name']}-{n}" for n in range(replicas)]
-    served: list[str] = []
-    for name in names:
-        shard = Shard.parse(text, host=name)
-        assert shard.count == replicas
-        ingest = settings.ingest.model_copy(update={"shard": f"{shard.index}/{shard.count}"})
-        served += own_sessions("pulsebridge", ingest, settings.pulsar)
-        wanted = sessions("pulsebridge", ingest, settings.pulsar)
-    assert sorted(served) == sorted(wanted)
-    assert len(wanted) >= replicas
+    assert arguments[arguments.index("--shard") + 1] == AUTO
+    ingest = settings.ingest.model_copy(update={"shard": AUTO})
+    wanted = sessions("pulsebridge", ingest, settings.pulsar)
+    assert own_sessions("pulsebridge", ingest, settings.pulsar) == tuple(wanted)
+    assert len(wanted) >= document["spec"]["replicas"]
+    for path in UNITS:
+        command = unit(path)["Service"]["ExecStart"]
+        assert [one for one in shlex.split(command) if "%i" in one] == [
+            f"metrics.port={948 if 'push' in path.name else 946}%i"
+        ]
 
 
 def unit(path: Path) -> configparser.RawConfigParser:

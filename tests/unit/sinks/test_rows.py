@@ -48,8 +48,9 @@ def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def test_a_row_becomes_a_command_to_the_microsecond() -> None:
-    (command,) = read_rows([batch({"emitted_at": AT, "qos": 2})])
+    (command,) = read_rows([batch({"emitted_at": AT, "qos": 2}).append_column("link", pa.array(["far"]))])
     assert isinstance(command, Command)
+    assert command.link == "far"
     assert command.emitted_at_us == 1767268800123456
     assert (command.qos, command.retain, command.expires_at_ms) == (2, False, 0)
 
@@ -98,6 +99,15 @@ def group_batch(*rows: dict[str, Any]) -> pa.RecordBatch:
         ]
     )
     return pa.RecordBatch.from_pylist([whole | row for row in rows], schema=schema)
+
+
+def test_only_a_command_to_a_group_is_broadcast() -> None:
+    flags = pa.array([True, False, None, True], pa.bool_())
+    rows = group_batch({"group": "g"}, {"group": "g"}, {"group": "g"}, {"device": "d", "mqtt_topic": "t"})
+    *groups, device = read_rows([rows.append_column("broadcast", flags)])
+    assert [isinstance(one, GroupCommand) and one.broadcast for one in groups] == [True, False, False]
+    assert isinstance(device, BadRow)
+    assert "broadcast: is true" in device.reason
 
 
 def test_a_row_is_for_one_device_or_for_one_group() -> None:

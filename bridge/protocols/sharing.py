@@ -1,13 +1,16 @@
-"""Decides which process each commands partition is for, from what the push processes advertise.
+"""Decides which process each part of some work is for, from what the processes advertise.
 
-Processes share the partitions by advice alone: Pulsar's exclusive producer decides who owns one. So a wrong or outdated view
-costs a vain try, or a partition that moves in vain, and never a command.
+The parts have numbers: the commands partitions that push processes share, or the MQTT sessions that ingest processes share.
+Processes share them by advice alone: Pulsar's exclusive producer decides who owns a partition, the MQTT broker who has a
+session. So a wrong or outdated view costs a vain try, or a part that moves in vain, and never a message.
 
 - A process that advertises nothing for ``GONE_S`` is gone. The others divide what it had.
-- A partition moves from a live owner only if another process has two fewer, and only to one that is here for ``STEADY_S``.
+- A part moves from a live owner only if another process has two fewer, and only to one that is here for ``STEADY_S``.
   So a process that comes and goes takes nothing from the others.
-- A process that does not see its own record come back is blind: its view is worth nothing. It holds what it owns, and tries
-  to get all that no process owns.
+- A process that does not see its own record come back is blind: its view is worth nothing. A push process holds what it owns,
+  and tries to get all that no process owns. An ingest process only holds what it has.
+- An MQTT broker gives a session to the last process that asks for it. So a process that is ``polite`` asks only for what no
+  other live process has, and only once it has seen the records of all of them.
 - An owner that is frozen, or whose host is lost, keeps its producer until Pulsar notices, in a minute or more. So a successor
   fences it after ``FENCE_S`` of silence.
 """
@@ -21,10 +24,12 @@ from typing import Final
 
 from bridge.contract.decoding import checked_text, checked_wholes, decodes, json_record
 
-__all__ = ["GROUPS", "PUSH_PROTOCOL", "Beat", "Peers", "assign"]
+__all__ = ["GROUPS", "PUSH_PROTOCOL", "SESSIONS_PROTOCOL", "Beat", "Peers", "assign"]
 
 PUSH_PROTOCOL: Final = "push"
 """The protocol under which a push process advertises its ``Beat``."""
+SESSIONS_PROTOCOL: Final = "mqtt-sessions"
+"""The same for an ingest process that shares MQTT sessions."""
 GROUPS: Final = -1
 """Stands beside the numbers of the partitions for giving group commands to their members."""
 GONE_S: Final = 1.8
@@ -38,27 +43,31 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a push process advertises: numbers of partitions, and ``GROUPS``."""
+    """What a process advertises: numbers of partitions, and ``GROUPS``; or of MQTT sessions."""
 
     may: frozenset[int]
     """What it would own: none while it stops, only what it owns after a takeover that hung."""
     has: frozenset[int]
-    """What it has the exclusive producer of."""
+    """What it has the exclusive producer of; or the MQTT sessions that it reads."""
     away: frozenset[str] = frozenset()
     """The links whose MQTT brokers it cannot reach, of any partition that it owns."""
+    of: str = ""
+    """Names what is shared: only processes with the same name share it."""
 
     def encode(self) -> str:
         """Return it as the data of a protocol's record."""
         body: dict[str, object] = {"v": _VERSION, "may": sorted(self.may), "has": sorted(self.has)}
-        return json.dumps(body | ({"away": sorted(self.away)} if self.away else {}), separators=(",", ":"))
+        more: dict[str, object] = {"away": sorted(self.away), "of": self.of}
+        return json.dumps(body | {name: value for name, value in more.items() if value}, separators=(",", ":"))
 
     @classmethod
-    @decodes("the record of a push process")
+    @decodes("the share of a process")
     def decode(cls, data: str) -> Beat:
         """Decode it. Raises ContractError."""
-        body = json_record(data, "record of a push process", [_VERSION])
+        body = json_record(data, "share of a process", [_VERSION])
+        may, has = frozenset(checked_wholes(body["may"])), frozenset(checked_wholes(body["has"]))
         away = frozenset(checked_text(link) for link in list(body.get("away", [])))
-        return cls(frozenset(checked_wholes(body["may"])), frozenset(checked_wholes(body["has"])), away)
+        return cls(may, has, away, checked_text(body.get("of", "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +83,12 @@ class _Peer:
 
 
 class Peers:
-    """The push processes as their records show them, this one included. Times are seconds of the monotonic clock here."""
+    """The processes as their records show them, this one included. Times are seconds of the monotonic clock here."""
 
-    def __init__(self, me: str) -> None:
+    def __init__(self, me: str, *, polite: bool = False) -> None:
+        """``polite``: nothing is for this process that another live one has."""
         self._me = me
+        self._polite = polite
         self._peers: dict[str, _Peer] = {}
         self._records = 0
 
@@ -103,14 +114,19 @@ class Peers:
         return [name for name, peer in self._peers.items() if peer.live(now) or name == self._me]
 
     def plan(self, mine: Beat, now: float) -> dict[int, str] | None:
-        """Return the process for each partition, None if this process is blind; ``mine`` is its own state."""
+        """Return the process for each part, None if this process is blind; ``mine`` is its own state."""
         live = self.live(now)
-        if not live:
+        if not live or (self._polite and now - self._peers[self._me].since < GONE_S):
             return None
         may = {name: self._peers[name].beat.may for name in live} | {self._me: mine.may}
-        has = self._holders(name for name in live if name != self._me) | dict.fromkeys(mine.has, self._me)
         steady = [name for name in live if now - self._peers[name].since >= STEADY_S]
-        return assign(may, has, steady)
+        if not self._polite:
+            others = (name for name in live if name != self._me)
+            return assign(may, self._holders(others) | dict.fromkeys(mine.has, self._me), steady)
+        # The last one that reported a session has it, although this process may not have noticed that.
+        reported = {n: name for n, name in self._holders(live).items() if name != self._me or n in mine.has}
+        has = dict.fromkeys(mine.has, self._me) | reported
+        return {n: has.get(n, name) if name == self._me else name for n, name in assign(may, has, steady).items()}
 
     def is_silent(self, number: int, now: float) -> bool:
         """Whether the process that has a partition, as far as is known, has been silent for long: it may be fenced."""

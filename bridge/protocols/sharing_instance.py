@@ -1,4 +1,4 @@
-"""This process among the push processes: it advertises itself, follows the others, and says which partitions to own.
+"""This process among those that share some work: it advertises itself, follows the others, and says which parts to own.
 
 Its record on the instances topic says what it would own and what it has (``sharing.Beat``), more than once a second. All
 processes read the same records in the same order, so they come to the same result. Records are timed by their arrival here:
@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -24,17 +24,16 @@ from bridge.contract import INSTANCES_TOPIC, partition_name
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
+from bridge.protocols.sharing import GROUPS, Beat, Peers
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import LATEST, Message, PulsarClient, received
 from bridge.pulsar.messages import leave_out_foreign, record_key
 from bridge.pulsar.sending import close_quietly
-from bridge.push.metrics import PushMetrics
-from bridge.push.sharing import GROUPS, PUSH_PROTOCOL, Beat, Peers
-from bridge.settings import Settings
+from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["PushInstance", "Share"]
+__all__ = ["Share", "SharingInstance"]
 
-log = structlog.get_logger("push")
+log = structlog.get_logger("sharing")
 
 _BEAT_S: Final = 0.6
 _PROMISED_S: Final = 2.5
@@ -49,11 +48,13 @@ _TIMEOUT_S: Final = 5.0
 
 
 class Share(Protocol):
-    """What processes share: a partition of the commands, or the groups. Its own thread tries to own it while it is wanted."""
+    """What processes share: a partition of the commands, the groups, or an MQTT session of ingest. Its own thread tries to own
+    it while it is wanted.
+    """
 
     @property
     def has(self) -> bool:
-        """Whether this process has its exclusive producer."""
+        """Whether this process has its exclusive producer, or reads the session."""
 
     @property
     def owns(self) -> bool:
@@ -70,18 +71,30 @@ class Share(Protocol):
         """Try to own it, and if ``fence`` take it from a process that is silent; or hand it over to another process."""
 
 
-class PushInstance:
+class SharingInstance:
     """Advertises this process, and advises each of its ``shares``, by number, whether it is wanted here.
 
     While it does not see its own record, or cannot read the others', each share stays where it is, and what no process owns
-    is wanted here.
+    is wanted here, unless it is ``polite``.
     """
 
-    def __init__(self, settings: Settings, shares: Mapping[int, Share], metrics: PushMetrics) -> None:
-        pulsar = settings.pulsar
+    def __init__(
+        self,
+        pulsar: PulsarSettings,
+        shares: Mapping[int, Share],
+        protocol: str,
+        *,
+        of: str = "",
+        polite: bool = False,
+        counted: Callable[[int], None] = lambda _processes: None,
+    ) -> None:
+        """``protocol`` and ``of`` name what is shared; for ``polite`` see ``sharing``. ``counted`` gets the number of processes."""
         pulsar = pulsar.model_copy(update={"operation_timeout": min(pulsar.operation_timeout, _TIMEOUT_S)})
         self._shares = shares
-        self._metrics = metrics
+        self._protocol = protocol
+        self._of = of
+        self._polite = polite
+        self._counted = counted
         self._client = PulsarClient(pulsar)
         self._admin = PulsarAdmin(pulsar, timeout_s=_TIMEOUT_S)
         self._partition = partition_name(pulsar.system_topic(INSTANCES_TOPIC), 0)
@@ -97,7 +110,7 @@ class PushInstance:
             topics=[],
             topics_count=0,
         )
-        self._peers = Peers(self._start.instance)
+        self._peers = Peers(self._start.instance, polite=polite)
         self._leaving = False
         self._rests_until = 0.0
         self._rest_s = _REST_S[0]
@@ -105,10 +118,10 @@ class PushInstance:
         self._advertised = Beat(frozenset(), frozenset())
         self._assigned: list[int] | None = None
         self._advertiser = Advertiser(self._client, self._admin, self._record, _BEAT_S, tidies=False)
-        self._thread = threading.Thread(target=self._run, name="push-instance", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sharing", daemon=True)
 
     def start(self) -> None:
-        """Begin to advertise and to follow. All shares are wanted until the other processes are known."""
+        """Begin to advertise and to follow. Unless it is polite, all shares are wanted until the other processes are known."""
         self._advertiser.start()
         self._thread.start()
 
@@ -132,7 +145,7 @@ class PushInstance:
         fit, shares = time.monotonic() >= self._rests_until, self._shares.items()
         may = frozenset(number for number, share in shares if not self._leaving and (fit or share.owns))
         away = frozenset(link for _, share in shares for link in share.away)
-        return Beat(may, frozenset(number for number, share in shares if share.has), away)
+        return Beat(may, frozenset(number for number, share in shares if share.has), away, self._of)
 
     def _record(self) -> InstanceRecord:
         """Return the record to write. On the advertiser's thread."""
@@ -141,7 +154,7 @@ class PushInstance:
             self._start,
             state="stopping" if self._leaving else "running",
             written_ms=time.time_ns() // 1_000_000,
-            protocols={PUSH_PROTOCOL: ProtocolRecord(beat.encode())},
+            protocols={self._protocol: ProtocolRecord(beat.encode())},
         )
 
     # --- following the others ---
@@ -152,16 +165,16 @@ class PushInstance:
                 self._advise(None, time.monotonic())
                 self._follow()
             except PulsebridgeError as e:
-                log.debug("the other push processes are not known", why=e.what)
-            except Exception:  # the partitions do not wait for this thread: its end must not go unnoticed
-                log.error("the other push processes are not known. Action: report this", shown=1, exc_info=True)
+                log.debug("the other processes are not known", why=e.what)
+            except Exception:  # the shares do not wait for this thread: its end must not go unnoticed
+                log.error("the other processes are not known. Action: report this", shown=1, exc_info=True)
             self._ended.wait(_AGAIN_S)
 
     def _follow(self) -> None:
         topic = self._client.settings.system_topic(INSTANCES_TOPIC)
         if not self._client.partitioned(topic):
             log.info(
-                "this push process shares no partitions, it waits for all that have no owner: run `pulsebridge provision`",
+                "this process shares nothing with others, because a topic does not exist: run `pulsebridge provision`",
                 missing=topic,
                 shown=1,
             )
@@ -197,8 +210,10 @@ class PushInstance:
             leave_out_foreign(self._partition, message.message_id(), e.what, key or "")
 
     def _reported(self, record: InstanceRecord, at: float) -> None:
-        if PUSH_PROTOCOL in record.protocols:
-            self._peers.reported(record.instance, Beat.decode(record.protocols[PUSH_PROTOCOL].data), at)
+        if self._protocol in record.protocols:
+            beat = Beat.decode(record.protocols[self._protocol].data)
+            if beat.of == self._of:
+                self._peers.reported(record.instance, beat, at)
 
     # --- advising the shares ---
 
@@ -213,11 +228,11 @@ class PushInstance:
         plan = self._peers.plan(beat, now)
         self._advise(plan, now)
         count = len(self._peers.live(now))
-        self._metrics.gauges["processes"].set(count)
+        self._counted(count)
         assigned = [n for n, name in sorted((plan or {}).items()) if name == self._start.instance and n != GROUPS]
         if plan is not None and assigned != self._assigned:
             self._assigned = assigned
-            log.info("the push processes share the partitions", processes=count, assigned=assigned)
+            log.info("the processes share the work", of=self._protocol, processes=count, assigned=assigned)
 
     def _rest(self, now: float) -> None:
         """Leave all but what is owned to others for a while if the MQTT broker does not accept this process."""
@@ -225,20 +240,20 @@ class PushInstance:
             self._rests_until = now + self._rest_s
             self._rest_s = min(2 * self._rest_s, _REST_S[1])
             log.warning(
-                "this push process cannot take partitions over, and leaves them to others if there are any. Action: see "
-                "that it reaches the MQTT broker",
+                "this process cannot take anything over, and leaves it to others if there are any. Action: see that it "
+                "reaches the MQTT broker",
                 shown=1,
             )
         elif now >= self._rests_until + 2 * self._rest_s:
             self._rest_s = _REST_S[0]
 
     def _advise(self, plan: Mapping[int, str] | None, now: float) -> None:
+        if plan is None and self._polite:
+            return
         me = self._start.instance
         for number, share in self._shares.items():
-            if plan is None:
-                share.want(True, fence=False)
-            else:
-                share.want(plan.get(number, me) == me, fence=self._peers.is_silent(number, now))
+            silent = plan is not None and self._peers.is_silent(number, now)
+            share.want((plan or {}).get(number, me) == me, fence=silent)
 
 
 def _has_ended(record: InstanceRecord, now_ms: int) -> bool:

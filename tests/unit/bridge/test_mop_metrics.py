@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from bridge.intake.metrics import IngestMetrics, LinkMetrics, SessionMetrics
-from bridge.intake.mop_metrics import MopCollector, Rates
+from bridge.mop_metrics import MopCollector, Rates, Traffic
 
 
 def test_the_first_scrape_sees_the_mean_since_the_start() -> None:
@@ -51,29 +50,27 @@ def test_a_rate_never_leaves_the_bounds_of_what_came(steps: list[tuple[float, in
         assert len(rates._points) < 2 + 60 / 0.01
 
 
-def test_links_are_shown_with_pulsar_s_address_and_those_connected_counted() -> None:
-    now = 0.0
-    of, registry = IngestMetrics(CollectorRegistry()), CollectorRegistry()
-    plant = LinkMetrics("plant", of)
-    SessionMetrics("plant", of).connected.set(1)
-    SessionMetrics("yard", of).connected.set(0)
-    registry.register(MopCollector("pulsar://p:6650", of, lambda: now))
+def test_traffic_is_shown_by_the_addresses_of_both_ends() -> None:
+    now, traffic, registry = 0.0, Traffic(), CollectorRegistry()
+    registry.register(MopCollector(lambda: {"mqtt:1883": 7.0, "http": 2}, traffic, lambda: now))
+    traffic.add("plant", "mqtt:1883", "p1:6650", 0, 0)
     now = 10.0
-    plant.counters["received"].inc(100)
-    plant.counters["received_bytes"].inc(1000)
-    about = {"client_address": "plant", "broker_address": "pulsar://p:6650"}
-    assert registry.get_sample_value("active_connections") == 1
+    assert registry.get_sample_value("active_connections", {"client_address": "mqtt:1883"}) == 7
+    assert registry.get_sample_value("active_connections", {"client_address": "http"}) == 2
+    traffic.add("plant", "mqtt:1883", "p1:6650", 60, 600)
+    traffic.add("yard", "mqtt:1883", "p1:6650", 40, 400)
+    traffic.add("plant", "mqtt:1883", "p2:6650", 10, 10)
     now = 20.0
-    rate = registry.get_sample_value("connection_stats", about | {"stat": "request_rate"})
+    ends = {"client_address": "mqtt:1883", "broker_address": "p1:6650"}
+    rate = registry.get_sample_value("connection_stats", ends | {"stat": "request_rate"})
     assert rate == pytest.approx(5.0)
-    size = registry.get_sample_value("connection_stats", about | {"stat": "byte_rate"})
-    assert size == pytest.approx(50.0)
+    now = 30.0
+    size = registry.get_sample_value("connection_stats", ends | {"stat": "byte_rate"})
+    assert size == pytest.approx(1000 / 30)
+    other = {"client_address": "mqtt:1883", "broker_address": "p2:6650", "stat": "byte_rate"}
+    assert registry.get_sample_value("connection_stats", other) == pytest.approx(10 / 30)
 
 
-def test_traffic_is_that_of_the_mqtt_links_alone() -> None:
-    of = IngestMetrics(CollectorRegistry())
-    LinkMetrics("http", of).counters["received"].inc(7)
-    SessionMetrics("plant", of).connected.set(1)
-    connections, stats = MopCollector("pulsar", of).collect()
-    assert [s.value for s in connections.samples] == [1]
-    assert {s.labels["client_address"] for s in stats.samples} == {"plant"}
+def test_an_unknown_number_of_connections_is_left_out() -> None:
+    connections, stats = MopCollector(dict, Traffic()).collect()
+    assert connections.samples == stats.samples == []

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.push.sharing import BLIND_S, FENCE_S, GONE_S, GROUPS, STEADY_S, Beat, Peers, assign
+from bridge.protocols.sharing import BLIND_S, FENCE_S, GONE_S, GROUPS, STEADY_S, Beat, Peers, assign
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALL = frozenset(range(7)) | {GROUPS}

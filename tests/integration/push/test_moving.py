@@ -1,0 +1,194 @@
+"""Commands that move to another Pulsar cluster: order, marks, parked commands, groups, and positions that devices keep."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge.contract import partition_name
+from bridge.contract.commands import Command
+from bridge.contract.partitioning import partition_of
+from bridge.inspect.devices.reading import PushTopics
+from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.client import PulsarClient
+from bridge.settings import PulsarSettings, Settings
+from bridge.settings.push import PresenceRule
+from pulsebridge.local.stack import LocalStack
+from tests.support.groups import entries, group_command, write_group_commands, write_members
+from tests.support.ingest import running_ingest
+from tests.support.kill_points import MOVE_KILL_POINTS
+from tests.support.push import (
+    PushProcess,
+    all_acknowledged,
+    command,
+    provision,
+    push_in_thread,
+    receipts,
+    says,
+    write_commands,
+)
+from tests.support.resuming import OffsetDevice, resume_settings
+from tests.support.stack import new_stack, provisioned
+from tests.support.waiting import patient, poll_for
+
+pytestmark = [pytest.mark.stack, pytest.mark.thorough]
+
+COMMAND = (sys.executable, "-c", "from pulsebridge.cli.app import main; main()")
+PARTITIONS = 2
+NAMES = ("a", "b", "away")
+
+
+@pytest.fixture(scope="module")
+def other(stack: LocalStack) -> Iterator[LocalStack]:
+    """A second Pulsar, beside the same MQTT broker."""
+    with new_stack(mqtt_url=stack.mqtt_url) as running:
+        yield running
+
+
+@pytest.fixture
+def old(stack: LocalStack, namespaces: PulsarSettings) -> Settings:
+    made = resume_settings(stack, namespaces, command_partitions=PARTITIONS)
+    rule = PresenceRule(filter=f"{made.push.client_id}/+device/status")
+    presence = made.push.presence.model_copy(update={"rules": (rule,)})
+    made = made.model_copy(update={"push": made.push.model_copy(update={"presence": presence})})
+    provision(made)
+    return made
+
+
+@pytest.fixture
+def new(old: Settings, other: LocalStack) -> Settings:
+    made = old.model_copy(update={"pulsar": provisioned(other, command_partitions=PARTITIONS)})
+    provision(made)
+    return made
+
+
+def move(old: Settings, new: Settings, folder: Path, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    """Run ``pulsebridge commands move``."""
+    names = ("service_url", "admin_url", "namespace", "system_namespace", "command_partitions")
+    for name, settings in (("old", old), ("new", new)):
+        pulsar = {key: getattr(settings.pulsar, key) for key in names}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"pulsar": pulsar}), encoding="utf-8")
+    return subprocess.run(
+        [*COMMAND, *shlex.split("commands move --config old.yaml --to new.yaml")],
+        cwd=folder,
+        env=os.environ | {"PULSEBRIDGE_KILL_AT": kill_at},
+        timeout=patient(120),
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def parked(settings: Settings, device: str) -> int:
+    """Return how many commands are parked for a device."""
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin, PulsarClient(settings.pulsar) as client:
+        return PushTopics(client, admin).records(partition_of(device, PARTITIONS)).device(device).parked
+
+
+def owned(settings: Settings) -> int:
+    """Return how many cursors partitions have a producer."""
+    with PulsarAdmin(settings.pulsar, timeout_s=30) as admin:
+        names = [partition_name(settings.pulsar.system_topic("command-cursors"), n) for n in range(PARTITIONS)]
+        return sum(bool(admin.stats(name).get("publishers")) for name in names)
+
+
+def check(device: OffsetDevice, commands: Sequence[Command]) -> None:
+    """First arrivals are exactly these commands, in order; every repeat is marked."""
+    got = [payload for payload in device.got if payload != "answer"]
+    assert list(dict.fromkeys(got)) == [one.payload.decode() for one in commands]
+    first: set[str] = set()
+    for payload, repeat in zip(got, device.repeats, strict=True):
+        assert repeat or payload not in first, f"{payload} came again and is not marked: {got}"
+        first.add(payload)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_marked(
+    old: Settings, new: Settings, tmp_path: Path, end: str
+) -> None:
+    of = {name: [command(old, name, number) for number in range(40)] for name in NAMES}
+    group = group_command(old, 1000)
+    write_members(old, "presses", NAMES)
+
+    def write(settings: Settings, first: int, last: int, *names: str) -> None:
+        write_commands(settings, [of[name][number] for number in range(first, last) for name in names or NAMES])
+
+    with ExitStack() as undo:
+        a, b, away = (undo.enter_context(OffsetDevice(old, name)) for name in NAMES)
+        with PushProcess(old, tmp_path).owns(PARTITIONS) as push:
+            write(old, 0, 10)
+            for device in (a, b, away):
+                device.awaits(of[device.name][:10])
+            says(old, "away", b"offline")
+            write_group_commands(old, [group])
+            a.awaits(entries(group, ["a"]))
+            write(old, 10, 30)
+            a.awaits(of["a"][:30])
+            b.awaits(of["b"][:30])
+            poll_for(lambda: parked(old, "away") >= 10, 60, "its commands to be parked", every=0.2)
+            refused = move(old, new, tmp_path)
+            assert refused.returncode == 1
+            assert "stop it" in refused.stdout
+            if end == "stopped":
+                assert push.terminate() == 0
+            else:
+                push.kill()
+        poll_for(lambda: owned(old) == 0, 60, "no push owns a partition", every=0.2)
+        write(old, 30, 35)
+
+        for point in MOVE_KILL_POINTS:
+            assert move(old, new, tmp_path, point).returncode == -9, point
+        done = move(old, new, tmp_path)
+        assert done.returncode == 0, done.stdout
+        again = move(old, new, tmp_path)
+        assert again.stdout.count("was moved before") == PARTITIONS, again.stdout
+
+        write(new, 0, 5, "b")  # a writer repeats what it wrote to the old cluster
+        write(new, 35, 40)
+        with running_ingest(new), push_in_thread(new):
+            expected = {name: [*of[name][:10], *entries(group, [name]), *of[name][10:]] for name in NAMES}
+            a.awaits(of["a"])
+            b.awaits(of["b"])
+            says(new, "away", b"online")
+            away.awaits(of["away"])
+            check(a, expected["a"])
+            check(b, expected["b"])
+            check(away, expected["away"])
+            resumed = a.places["9"]  # of the old cluster
+            a.ask(resumed)
+            a.goes_on_with(expected["a"][10:])
+            assert a.answers == [{"resumed": True, "from": resumed, "commands": 31}]
+            b.ask(b.places["39"])
+            poll_for(lambda: b.answers, 30, "the answer of the new cluster")
+            assert b.answers[0]["commands"] == 0
+            late = undo.enter_context(OffsetDevice(new, "late"))
+            write_members(new, "presses", ["late"])
+            late.awaits(entries(group, ["late"]))
+            all_acknowledged(new)
+        rows = receipts(new)
+        assert {row.state for one in of["b"][:5] for row in rows[one.command_id]} >= {"duplicate"}
+        assert {one.command_id for one in of["away"][10:]} <= rows.keys()
+
+
+@pytest.mark.timeout(300)
+def test_a_cluster_with_commands_of_its_own_is_refused(old: Settings, new: Settings, tmp_path: Path) -> None:
+    write_commands(old, [command(old, "a", 0)])
+    write_commands(new, [command(old, "a", 1)])
+    refused = move(old, new, tmp_path)
+    assert refused.returncode == 1
+    assert "not a copy" in refused.stdout
+    with push_in_thread(new):
+        poll_for(lambda: owned(new) == PARTITIONS, 60, "push owns the partitions", every=0.2)
+    refused = move(old, new, tmp_path)
+    assert refused.returncode == 1
+    assert "push ran with the new settings" in refused.stdout

@@ -1,0 +1,1 @@
+"""What one machine shows of many devices, on request: ``make scale``."""
