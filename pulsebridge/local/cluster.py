@@ -180,12 +180,12 @@ class LocalCluster:
         config = folder / f"{kind}.conf"
         config.write_text(self._config(kind, name, folder), encoding="utf-8")
         flag = {"zookeeper": [], "bookie": ["--conf"], "broker": ["--broker-conf"], "proxy": ["--config"]}[kind]
-        command = [*self._launch(kind, logs), _MAIN[kind], *flag, str(config)]
+        command = [*self._command(kind, logs), _MAIN[kind], *flag, str(config)]
         return Server(
             name, command, log=logs / f"{name}.log", cwd=folder, environment=self._environment, grace_s=_GRACE_S
         )
 
-    def _launch(self, kind: str, logs: Path) -> list[str]:
+    def _command(self, kind: str, logs: Path) -> list[str]:
         heap, direct = _MEMORY[kind]
         return java_command(
             java=self._java, home=self._home, logs=logs, heap=heap, direct=direct, quick=self._settings.quick_start
@@ -240,7 +240,7 @@ class LocalCluster:
         logs = self._folder / "initialize"
         logs.mkdir(exist_ok=True)
         command = [
-            *self._launch("zookeeper", logs),
+            *self._command("zookeeper", logs),
             "org.apache.pulsar.PulsarClusterMetadataSetup",
             *("--cluster", _CLUSTER, "--metadata-store", store, "--configuration-store", store),
             *("--web-service-url", self.admin_url, "--broker-service-url", self.service_url),
