@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from pulsebridge.local.cluster import LocalCluster
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.source_world import Writer, source_world
 from tests.support.cluster import frozen, killed, owner_of, unload
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(900)]
+
+_HANGS_S: Final = 14.0
 
 
 def test_h18_a_query_over_three_failures_of_each_kind(
@@ -39,7 +43,7 @@ def test_h18_a_query_over_three_failures_of_each_kind(
                 owner = owner_of(cluster, topic.admin, topic.partition(0))
                 for what in (
                     killed(cluster, owner),
-                    frozen(cluster, owner),
+                    _hung(cluster, owner),
                     killed(cluster, "bookie-1"),
                     _moved(topic),
                 ):
@@ -53,6 +57,14 @@ def test_h18_a_query_over_three_failures_of_each_kind(
         print(f"{writer.sent} messages, {found.rows} rows, {one.failures()} queries failed")
         assert found.faults() == ""
         assert found.rows >= writer.sent
+
+
+@contextmanager
+def _hung(cluster: LocalCluster, broker: str) -> Iterator[None]:
+    """So long that the topics move. The writer, Pulsar's own client, stands still for as long as the broker hangs."""
+    with frozen(cluster, broker):
+        threading.Event().wait(_HANGS_S)
+    yield
 
 
 @contextmanager
