@@ -183,7 +183,7 @@ class World:
             pause.wait(min(left, chance.uniform(1, 8)))  # how long they live: nothing is waited for
             weights = (3, 1, 1) if self.stack.cluster is None else (1, 1, 3)
             victim = chance.choices(VICTIMS, weights)[0]
-            say(f"{left:5.0f} s left: {self.kill(victim, chance)} was killed")
+            say(f"{left:5.0f} s left, disturbed: {self.kill(victim, chance)}")
 
     # --- the account ---
 
