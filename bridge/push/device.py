@@ -149,7 +149,6 @@ def _is_idle(device: Device) -> bool:
 
 
 _LOOKS: Final = 2
-_UNPROVEN_US: Final = 10_000_000
 
 
 class Devices:
@@ -170,7 +169,6 @@ class Devices:
         """Parked devices with nothing under way: their ids are all that stays in memory."""
         self.cursors = cursors if isinstance(cursors, CursorStore) else CursorStore(limits.remembered_ids, cursors)
         """Of devices that are not awake."""
-        self._unproven: dict[int, CommandPosition] = {}  # of resting devices: by time, the oldest confirmed then
         self.dirty: dict[str, Device] = {}
         """Whose cursor is to be written."""
         self._ready: defaultdict[str, deque[Device]] = defaultdict(deque)  # by broker; of some the entry is outdated
@@ -220,28 +218,8 @@ class Devices:
 
     def _put_aside(self, device: Device) -> None:
         del self.awake[device.name]
-        cursor = device.cursor
-        if cursor.has_state:
-            self.cursors.put(device.name, Resting(cursor, device.loaded, device.suspected))
-        self._note_unproven(cursor)
-
-    def _note_unproven(self, cursor: Cursor) -> None:
-        if cursor.unproven:
-            at = cursor.unproven[-1].at_us // _UNPROVEN_US
-            first = cursor.unproven[0].one.position
-            self._unproven[at] = min(first, self._unproven.get(at, first))
-
-    def watch(self, name: str, cursor: Cursor) -> None:
-        """A device that is put aside has commands that the broker alone confirmed: wake it, unless many are awake."""
-        if len(self.awake) < self._limits.awake:
-            self.get(name)
-        else:
-            self._note_unproven(cursor)
-
-    def oldest_unproven(self, since_us: int) -> CommandPosition | None:
-        """Return the oldest command that the broker alone confirmed since then, of the devices that were put aside."""
-        self._unproven = {at: one for at, one in self._unproven.items() if (at + 1) * _UNPROVEN_US > since_us}
-        return min(self._unproven.values(), default=None)
+        if device.cursor.has_state:
+            self.cursors.put(device.name, Resting(device.cursor, device.loaded, device.suspected))
 
     def mode_of(self, name: str) -> Mode:
         """Return the mode of a device; one without a command is LIVE."""
@@ -320,11 +298,6 @@ class Devices:
         """The devices of which a record is in the cursors partition."""
         yield from self.with_cursors
         yield from [name for name, _ in self.all_parked() if self.cursor_of(name) is None]
-
-    @property
-    def retrying(self) -> int:
-        """Devices whose last push failed and whose commands wait for a retry."""
-        return sum(1 for device in self.awake.values() if device.failures and device.queue)
 
     # --- whose turn it is ---
 

@@ -266,8 +266,12 @@ class Parking:
                 self._append(device, one, now_us)
 
     def _unproven(self, device: Device, now_us: int) -> list[ParkedId]:
-        since = max(self._presence.seen_us(device.name), now_us - self._limits.parked.unsure_us)
+        since = self.unsure_since(device.name, now_us)
         return sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+
+    def unsure_since(self, name: str, now_us: int) -> int:
+        """Return up to when the device certainly has what the broker confirmed, or is not sent it again after so long."""
+        return max(self._presence.seen_us(name), now_us - self._limits.parked.unsure_us)
 
     # --- backpressure (H30) ---
 

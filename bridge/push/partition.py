@@ -83,7 +83,6 @@ class Partition:
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
-        self._unsure_us = limits.parked.unsure_us
         self.devices.cursors.trim = self._trim
         self._restore({} if parked is None else parked, left_us)
 
@@ -96,13 +95,12 @@ class Partition:
             cursor = cursors.get(name)
             if cursor is not None and cursor.resend:
                 self.parking.restore(name, {}, self._now_us, left_us)
-            elif cursor is not None and cursor.unproven:
-                self.devices.watch(name, cursor)
+            elif cursor is not None:
+                cursors.note_unproven(cursor)
         self.probes.restored(self.parking.begun, self.places.last_seen)
 
     def _trim(self, name: str, cursor: Cursor) -> None:
-        """What the device certainly has, or is not sent again after so long, is not unproven any more."""
-        cursor.device_seen(max(self.presence.seen_us(name), self._now_us - self._unsure_us))
+        cursor.device_seen(self.parking.unsure_since(name, self._now_us))
 
     # --- state ---
 

@@ -122,7 +122,7 @@ class Retention:
         self.scan(now_us, sys.maxsize)
         scan = self._scan
         assert scan is not None
-        scan.want(self._devices.oldest_unproven(now_us - self._limits.parked.unsure_us))
+        scan.want(self._devices.cursors.oldest_unproven(now_us - self._limits.parked.unsure_us))
         position, copies = self._relocation.wanted()
         scan.want(position)
         for copy in copies:

@@ -229,7 +229,7 @@ class PartitionSupervisor:
             self._had_state = False
             let_go()
         if not self._wanted.is_set():
-            self._part.stands_by("it is for another process")
+            self._part.stands_by("another process owns it")
             while not self._wanted.wait(_LOOK_S):
                 if self._sessions.stopping.is_set():
                     return
