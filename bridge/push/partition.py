@@ -66,16 +66,7 @@ class Partition:
         self.replay = Replay(limits, *base, self.links, self.segments, self.settlement, late)
         self.probes = Probes(limits, self.links, self.devices, self.replay, presence)
         self.parking = Parking(
-            limits,
-            horizon,
-            self.links,
-            *base,
-            self.segments,
-            self.settlement,
-            late,
-            self.replay,
-            self.probes,
-            presence,
+            limits, horizon, self.links, *base, self.segments, self.settlement, late, self.replay, self.probes, presence
         )
         self.relocation = Relocation(
             limits, self.outbox, self.devices, self.links, self.segments, self.replay, self.probes
@@ -311,9 +302,7 @@ class Partition:
     # --- events: presence ---
 
     def alive(self, name: str, at_us: int, link: str = "", *, dated: bool = True) -> None:
-        """The device gave a sign of life, at the broker ``link`` if it says so; not ``dated``: a retained message, which may be
-        old.
-        """
+        """The device gave a sign of life, at the broker ``link`` if it says so; one that is not ``dated`` is retained: maybe old."""
         if is_broadcaster(name):
             return
         presence, places, link = self.presence, self.places, self.places.known(link)

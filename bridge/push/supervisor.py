@@ -63,8 +63,7 @@ class Session:
     _stopping: threading.Event
     _payloads: Payloads
     _trace: str = ""
-    _fences: Callable[[], bool] = lambda: False
-    """Whether to take the producer from a process that is silent."""
+    _fences: Callable[[], bool] = lambda: False  # whether to take the producer from a process that is silent
 
     def __post_init__(self) -> None:
         limits, gauges = self._settings.push.limits, self._metrics.gauges
