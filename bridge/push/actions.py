@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition
@@ -29,44 +28,35 @@ __all__ = [
 ]
 
 
-class Action:
-    """What the shell is to do."""
-
-    __slots__ = ()
+Action: TypeAlias = tuple[Any, ...]
+"""One of the tuples below that say what the shell is to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Push(Action):
+class Push(NamedTuple):
     """Publish the command over MQTT. Answer: ``confirmed(number, …)``, or ``link_down`` for all of them."""
 
     number: int
     position: CommandPosition
     command: Command
-    repeat: bool
-    """Whether the device may have had it before."""
-    link: str = ""
-    """The broker at which its device is."""
+    repeat: bool  # whether the device may have had it before
+    link: str = ""  # the broker at which its device is
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCursor(Action):
+class StoreCursor(NamedTuple):
     """Write the device's cursor, the last of ``records``, after the others. Answer: ``cursor_stored(device)``."""
 
     device: str
-    records: tuple[tuple[str, bytes], ...]
-    """Keys and payloads."""
+    records: tuple[tuple[str, bytes], ...]  # keys and payloads
 
 
-@dataclass(frozen=True, slots=True)
-class StoreReceipt(Action):
+class StoreReceipt(NamedTuple):
     """Write a receipt row. Answer: ``receipt_stored(position)``."""
 
     position: CommandPosition
     receipt: Receipt
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter(Action):
+class DeadLetter(NamedTuple):
     """Write the message at ``position`` to the dead letters. Answer: ``dead_letter_stored(position)``."""
 
     position: CommandPosition
@@ -74,15 +64,13 @@ class DeadLetter(Action):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ack(Action):
+class Ack(NamedTuple):
     """Acknowledge the message at ``position`` on the commands subscription. Push does not track it any more."""
 
     position: CommandPosition
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSegment(Action):
+class StoreSegment(NamedTuple):
     """Write a segment of a device's parked ids; an empty payload removes it. Answer: ``segment_stored(parked)``."""
 
     key: str
@@ -93,8 +81,7 @@ class StoreSegment(Action):
     """The relocation that ends with this, 0 for none. Second answer: ``Relocation.stored(relocation)``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pull(Action):
+class Pull(NamedTuple):
     """Read parked commands from Pulsar, in order. Answer for each: ``pulled(device, epoch, position, …)``."""
 
     device: str
@@ -106,40 +93,31 @@ class Pull(Action):
     """Whether the device is probed or swept, without a sign of life: then the positions are anywhere in the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Copy(Action):
-    """Copy parked commands to the topic of relocated commands, in order. Answer: ``Relocation.copied(relocation, copies)``,
-    or ``Relocation.copy_failed(relocation)``.
-    """
+class Copy(NamedTuple):
+    """Copy parked commands to the topic of relocated ones, in order. Answer: ``Relocation.copied`` or ``copy_failed``."""
 
     relocation: int
     positions: tuple[CommandPosition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Forget(Action):
+class Forget(NamedTuple):
     """A command that was pulled is settled, or waits in Pulsar again: its message is not needed any more."""
 
     position: CommandPosition
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRequest:
+class ResumeRequest(NamedTuple):
     """A request that names a position. ``after`` is the last command that the device has had."""
 
     device: str
     text: str
     after: CommandPosition
-    at_us: int
-    """When the device sent it, in µs since the epoch."""
-    token: Any
-    """By which the shell acknowledges it."""
-    link: str = ""
-    """The broker at which the device sent it, empty if that is unknown."""
+    at_us: int  # when the device sent it, in µs since the epoch
+    token: Any  # by which the shell acknowledges it
+    link: str = ""  # the broker at which the device sent it, empty if that is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeAnswer:
+class ResumeAnswer(NamedTuple):
     """What became of a request. ``first`` is where the commands begin that are left, where some are not."""
 
     commands: int
@@ -148,8 +126,7 @@ class ResumeAnswer:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FindCommands(Action):
+class FindCommands(NamedTuple):
     """Find the commands of a device in Pulsar: after one position, up to another. Answer: ``Resume.found``."""
 
     device: str
@@ -158,20 +135,15 @@ class FindCommands(Action):
     until: CommandPosition
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerRequest(Action):
-    """Publish the answer to a request, then acknowledge the request. Answer: ``Resume.answered(request)``. It comes again if
-    the device moves to another broker meanwhile, and replaces the former one.
-    """
+class AnswerRequest(NamedTuple):
+    """Publish the answer to a request, then acknowledge that. Answer: ``Resume.answered``. Comes again if the device moves."""
 
     request: ResumeRequest
     answer: ResumeAnswer
-    link: str = ""
-    """The broker at which the device is."""
+    link: str = ""  # the broker at which the device is
 
 
-@dataclass(frozen=True, slots=True)
-class DropRequest(Action):
+class DropRequest(NamedTuple):
     """A later request of the device replaces it: acknowledge it."""
 
     request: ResumeRequest

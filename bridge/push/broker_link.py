@@ -31,20 +31,14 @@ _TAKEOVERS_A_MINUTE: Final = 3
 class BrokerLink(LinkHandler):
     """One of the connections of a session. All methods are called on the partition's thread."""
 
-    name: str
-    """That of the broker, "" for a single one."""
-    _settings: Settings
-    """With this broker as ``mqtt``."""
+    name: str  # that of the broker, "" for a single one
+    _settings: Settings  # with this broker as ``mqtt``
     _session: Connection
     _poller: Poller
-    up: bool = False
-    """Whether commands may be sent."""
-    tried: bool = False
-    """Whether an attempt to connect has ended."""
-    denied: bool = False
-    """Whether the broker has refused us, so that a person has to change something."""
-    why: str = "not connected so far"
-    """Why it is not up."""
+    up: bool = False  # whether commands may be sent
+    tried: bool = False  # whether an attempt to connect has ended
+    denied: bool = False  # whether the broker has refused us, so that a person has to change something
+    why: str = "not connected so far"  # why it is not up
     _warned: bool = False  # of the present interruption
     _takeovers: deque[float] = field(default_factory=lambda: deque(maxlen=_TAKEOVERS_A_MINUTE))
 
@@ -126,9 +120,7 @@ class BrokerLink(LinkHandler):
         self.inbound.received(message)
 
     def on_disconnected(self, event: Disconnected) -> None:
-        """Triggered by the end of a connection. Raises TerminalError when another process uses the same client id,
-        DeniedError when the broker refuses us; the supervisor decides whether that ends the process.
-        """
+        """Triggered by the end of a connection. Raises TerminalError if another process has our client id, or DeniedError."""
         session = self._session
         session.ownership.disconnected(self.name)
         self.link.abandon()  # the core decides what is sent again, and marks it

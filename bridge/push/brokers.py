@@ -19,8 +19,7 @@ class Brokers:
     """The brokers by name, which is that of their first link; a single one is "" to push."""
 
     settings: Mapping[str, MqttSettings]
-    names: Mapping[str, str]
-    """By link of ingest the name of its broker."""
+    names: Mapping[str, str]  # by link of ingest the name of its broker
 
     def named(self, link: str) -> str:
         """Return the broker of a link of ingest, "" for an unknown one."""

@@ -34,8 +34,7 @@ class TrackedCommand:
     command: Command
     state: CommandState = CommandState.QUEUED
     attempts: int = 0
-    maybe_seen: bool = False
-    """A former owner may have sent it."""
+    maybe_seen: bool = False  # A former owner may have sent it
     pushed_at_us: int = 0
     """The last push. Without one: when the entry of a broadcast came that waits for the answer to that."""
     confirmed_at_us: int = 0
@@ -46,12 +45,9 @@ class TrackedCommand:
     """It was settled before, and is sent again: the device asked for it, or perhaps never had it."""
     listed: bool = False
     """It is among its device's parked commands although it is in flight and not acknowledged."""
-    after_receipt: CommandEvent | None = None
-    """What follows its receipt, where the receipt precedes the cursor."""
-    settled: bool = False
-    """Nothing was sent, and its receipt is written without waiting for the cursor."""
-    size: int = 0
-    """Bytes of its payload that count as pending; 0 for a pulled one."""
+    after_receipt: CommandEvent | None = None  # what follows its receipt, where the receipt precedes the cursor
+    settled: bool = False  # nothing was sent, and its receipt is written without waiting for the cursor
+    size: int = 0  # bytes of its payload that count as pending; 0 for a pulled one
     given_up: tuple[str, str] | None = None
     """State and reason of the receipt, for a valid command that goes to the dead letters."""
 
@@ -98,10 +94,7 @@ def receipt_of(tracked: TrackedCommand, partition: int, state: str, reason: str)
 
 
 class CommandRegistry:
-    """All commands of a partition that are not settled and acknowledged.
-
-    A position may have two: a message that is not acknowledged, and a parked command that was read by position.
-    """
+    """All commands that are not settled and acknowledged: by position an unacknowledged message, and a parked one as read."""
 
     def __init__(self, limits: Limits, horizon: CommandPosition | None, outbox: Outbox) -> None:
         """``horizon``: up to there the former owner may have sent commands; None if it left cleanly."""
@@ -134,6 +127,11 @@ class CommandRegistry:
     def last(self) -> CommandPosition:
         """The last position that came, to this or to the former owner."""
         return max(self.highest, self._horizon or BEFORE_ALL)
+
+    @property
+    def former_left_cleanly(self) -> bool:
+        """Whether the former owner has stored a receipt of each command that its cursors have passed."""
+        return self._horizon is None
 
     @property
     def past_horizon(self) -> bool:

@@ -31,8 +31,7 @@ log = structlog.get_logger("push")
 
 _GATHER_S: Final = 0.005
 """The answers of Pulsar are handled together: unlike commands, cursors and receipts are not urgent."""
-_OTHERS_S: Final = 2.0
-"""So long a takeover waits for further brokers once one has accepted us."""
+_OTHERS_S: Final = 2.0  # so long a takeover waits for further brokers once one has accepted us
 _CHECK_S: Final = 10.0
 """While a broker is away, the ownership is proven by a read of the cursors partition this often."""
 

@@ -17,9 +17,7 @@ __all__ = ["Cursor"]
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """The cursor of one device, which remembers the last ``capacity`` settled ids, and more (``RememberedIds``). The other
-    fields have the meaning that they have in ``CursorRecord``.
-    """
+    """A device's cursor, which remembers the last ``capacity`` settled ids; the other fields are as in ``CursorRecord``."""
 
     capacity: int
     position: CommandPosition = BEFORE_ALL

@@ -37,8 +37,7 @@ from bridge.unreadable import leave_out
 
 __all__ = ["CursorLog", "CursorRecords", "CursorRewriter", "CursorsAged", "CursorsForgotten", "owner_record"]
 
-_OURS: Final = "\0"
-"""Keys that begin with it are push's own, and of no device."""
+_OURS: Final = "\0"  # keys that begin with it are push's own, and of no device
 _LATE: Final = -1
 
 
@@ -158,9 +157,7 @@ class CursorRecords:
                 self.stale.add(device)
 
     def _take_plain(self, device: str, payload: bytes, term: int) -> bool:
-        """Add a cursor as it is if that needs no look at more of it and of an earlier one than their positions. Returns
-        whether it was added.
-        """
+        """Add a cursor as it is if only positions must be compared with an earlier one. Returns whether it was added."""
         plain = None if term == _LATE or device in self.stale else plain_cursor(payload)
         if plain is None:
             return False
@@ -290,8 +287,7 @@ _STEP_DEVICES: Final = 20
 _STEP_BYTES: Final = 100_000
 """So much in such a time if it is not urgent: a twentieth of a core at most. A device with more than that, in thousands of
 parked commands, delays the next step."""
-_ID_BYTES: Final = 40
-"""What a parked command takes in a segment, about."""
+_ID_BYTES: Final = 40  # what a parked command takes in a segment, about
 _UNANSWERED: Final = 300
 """While Pulsar has so many writes to answer, rewriting waits: Pulsar is slow or unreachable, and a full queue ends the
 session."""

@@ -35,6 +35,7 @@ INSERT INTO cursors VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (name) DO UPDATE SET term = excluded.term, encoded = excluded.encoded, state = excluded.state
 """
 _PAGE: Final = 500
+_UNPROVEN_US: Final = 10_000_000
 _ACTION: Final = "Action: make room in the temporary folder, or name another one in TMPDIR"
 
 
@@ -58,6 +59,7 @@ class CursorStore(Mapping[str, Cursor]):
         self._capacity = capacity
         self._number = 0
         self._apart = False  # whether there are ids apart from their cursors
+        self._unproven: dict[int, CommandPosition] = {}  # by time, the oldest confirmed then
         self.trim: Callable[[str, Cursor], None] = lambda name, cursor: None
         """Removes from a cursor that is decoded what the broker confirmed and the device certainly has."""
         self.horizon: CommandPosition | None = None
@@ -142,6 +144,18 @@ class CursorStore(Mapping[str, Cursor]):
         """Keep what there is of a device, instead of what was kept before."""
         self._write(_PUT, name, 0, 0, pickle.dumps(tuple(resting), pickle.HIGHEST_PROTOCOL))
         self.remove_ids(name)
+        self.note_unproven(resting.cursor)
+
+    def note_unproven(self, cursor: Cursor) -> None:
+        """A device may have commands that the broker alone confirmed."""
+        if cursor.unproven:
+            at, first = cursor.unproven[-1].at_us // _UNPROVEN_US, cursor.unproven[0].one.position
+            self._unproven[at] = min(first, self._unproven.get(at, first))
+
+    def oldest_unproven(self, since_us: int) -> CommandPosition | None:
+        """Return the oldest command that the broker alone confirmed since then, of the devices that were noted."""
+        self._unproven = {at: one for at, one in self._unproven.items() if (at + 1) * _UNPROVEN_US > since_us}
+        return min(self._unproven.values(), default=None)
 
     def pop(self, name: str) -> Resting | None:
         """Remove and return what is kept of a device, None without a cursor."""

@@ -13,7 +13,7 @@ from bridge.push.flights import Flights
 from bridge.push.limits import Limits
 from bridge.push.links import Links
 from bridge.push.settlement import Settlement
-from bridge.push.states import CommandEvent, CommandState
+from bridge.push.states import WAITING, CommandEvent, CommandState
 
 __all__ = ["NO_SUBSCRIBERS", "Delivery", "Failure"]
 
@@ -24,7 +24,6 @@ _FAILED_FROM: Final = 0x80
 _LOOK_US: Final = 1_000_000
 _FULL_WAIT_US: Final = 2_000_000
 """In a full partition, nothing else arrives while commands wait for answers to a broadcast."""
-_WAITS: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
 
 
 class Failure(NamedTuple):
@@ -185,7 +184,7 @@ class Delivery:
     def awaits(self, position: CommandPosition) -> TrackedCommand | None:
         """Return the command at ``position`` if it was sent and an answer may confirm it, None otherwise."""
         tracked = self._commands.at(position)
-        return tracked if tracked is not None and tracked.attempts and tracked.state in _WAITS else None
+        return tracked if tracked is not None and tracked.attempts and tracked.state in WAITING else None
 
     def awaits_broadcast(self, name: str, position: CommandPosition) -> TrackedCommand | None:
         """Return a device's entry of the group command at ``position`` if the answer to the broadcast may settle it."""
@@ -193,7 +192,7 @@ class Delivery:
         for tracked in () if device is None else device.queue:
             ref = tracked.command.ref
             if ref is not None and ref.position == position and tracked.command.was_broadcast:
-                return tracked if tracked.state in _WAITS and not tracked.resend else None
+                return tracked if tracked.state in WAITING and not tracked.resend else None
         return None
 
     def _answer(self, payload: bytes, now_us: int) -> Answer:
@@ -262,9 +261,7 @@ class Delivery:
         self._devices.retry_at(failure.device, now_us + wait)
 
     def lose_link(self, link: str, now_us: int, *, closed: bool) -> None:
-        """A connection ended: what was in flight on it is sent again, marked, or given up. ``closed`` as in
-        ``Flights.lose_all``.
-        """
+        """A connection ended, ``closed`` as in ``Flights.lose_all``: what was in flight is sent again, marked, or given up."""
         for flight in self._links[link].lose_all(now_us, closed=closed):
             device, tracked = flight.device, flight.tracked
             if flight.blame:

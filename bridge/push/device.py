@@ -24,10 +24,8 @@ __all__ = ["Device", "Devices"]
 class CursorWrite:
     """What a device's cursor has passed and Pulsar does not know so far."""
 
-    unstored: list[TrackedCommand] = field(default_factory=list)
-    """Passed since the last StoreCursor."""
-    storing: list[TrackedCommand] = field(default_factory=list)
-    """Covered by the StoreCursor under way."""
+    unstored: list[TrackedCommand] = field(default_factory=list)  # passed since the last StoreCursor
+    storing: list[TrackedCommand] = field(default_factory=list)  # covered by the StoreCursor under way
     under_way: bool = False
 
     @property
@@ -42,40 +40,30 @@ class SegmentWrite:
 
     ids: list[CommandPosition] = field(default_factory=list)
     """Messages that are acknowledged when the segments are stored."""
-    keys: dict[str, None] = field(default_factory=dict)
-    """Segments to be written, in order."""
-    removed: list[str] = field(default_factory=list)
-    """Segments to be removed when the cursor is stored."""
+    keys: dict[str, None] = field(default_factory=dict)  # segments to be written, in order
+    removed: list[str] = field(default_factory=list)  # segments to be removed when the cursor is stored
 
 
 @dataclass(slots=True, eq=False)
 class Place:
     """Where a device gets its commands."""
 
-    link: str = ""
-    """Name of the broker."""
+    link: str = ""  # name of the broker
     certain: bool = False
     """A sign of life, a probe or an earlier command chose the broker: one that a command names does not count."""
-    ready: bool = False
-    """The device is in the list of those to look at, of its broker."""
+    ready: bool = False  # the device is in the list of those to look at, of its broker
 
 
 @dataclass(slots=True, eq=False)
 class ReplayProgress:
     """How far the replay of a device's parked commands is."""
 
-    coming: int = 0
-    """Parked commands that are being read."""
-    epoch: int = 0
-    """Pulls of an earlier epoch do not count."""
-    probing: bool = False
-    """No sign of life so far: one command at a time."""
-    sweeping: bool = False
-    """Only expired commands are read."""
-    waiting: bool = False
-    """It waits for its turn to be read."""
-    resuming: bool = False
-    """A resume request is under way: the device stays parked."""
+    coming: int = 0  # parked commands that are being read
+    epoch: int = 0  # pulls of an earlier epoch do not count
+    probing: bool = False  # no sign of life so far: one command at a time
+    sweeping: bool = False  # only expired commands are read
+    waiting: bool = False  # it waits for its turn to be read
+    resuming: bool = False  # A resume request is under way: the device stays parked
 
     @property
     def tried(self) -> bool:
@@ -89,20 +77,16 @@ class Device:
 
     name: str
     cursor: Cursor
-    loaded: CommandPosition
-    """The cursor's position as the former owner left it."""
+    loaded: CommandPosition  # the cursor's position as the former owner left it
     mode: Mode = Mode.LIVE
-    suspected: bool = True
-    """Its first push may repeat one of the former owner."""
+    suspected: bool = True  # its first push may repeat one of the former owner
     queue: deque[TrackedCommand] = field(default_factory=deque)
     """In log order; settled ones leave from the head only."""
-    ids: set[str] = field(default_factory=set)
-    """Command ids of what is in the queue."""
+    ids: set[str] = field(default_factory=set)  # command ids of what is in the queue
     given_up: set[CommandPosition] = field(default_factory=set)
     """Of which dead letter or receipt is not stored, or which are in the queue."""
     cursor_write: CursorWrite = field(default_factory=CursorWrite)
-    failures: int = 0
-    """In a row."""
+    failures: int = 0  # in a row
     retry_at_us: int = 0
     place: Place = field(default_factory=Place)
     parked: Parked = field(default_factory=Parked)
@@ -149,17 +133,13 @@ def _is_idle(device: Device) -> bool:
 
 
 _LOOKS: Final = 2
-_UNPROVEN_US: Final = 10_000_000
 
 
 class Devices:
     """Every device that the partition knows."""
 
     def __init__(
-        self,
-        limits: Limits,
-        cursors: Mapping[str, Cursor],
-        locate: Callable[[Device], None] = lambda device: None,
+        self, limits: Limits, cursors: Mapping[str, Cursor], locate: Callable[[Device], None] = lambda device: None
     ) -> None:
         """``locate`` gives a device the broker at which it is, as far as is known."""
         self._limits = limits
@@ -170,7 +150,6 @@ class Devices:
         """Parked devices with nothing under way: their ids are all that stays in memory."""
         self.cursors = cursors if isinstance(cursors, CursorStore) else CursorStore(limits.remembered_ids, cursors)
         """Of devices that are not awake."""
-        self._unproven: dict[int, CommandPosition] = {}  # of resting devices: by time, the oldest confirmed then
         self.dirty: dict[str, Device] = {}
         """Whose cursor is to be written."""
         self._ready: defaultdict[str, deque[Device]] = defaultdict(deque)  # by broker; of some the entry is outdated
@@ -220,28 +199,8 @@ class Devices:
 
     def _put_aside(self, device: Device) -> None:
         del self.awake[device.name]
-        cursor = device.cursor
-        if cursor.has_state:
-            self.cursors.put(device.name, Resting(cursor, device.loaded, device.suspected))
-        self._note_unproven(cursor)
-
-    def _note_unproven(self, cursor: Cursor) -> None:
-        if cursor.unproven:
-            at = cursor.unproven[-1].at_us // _UNPROVEN_US
-            first = cursor.unproven[0].one.position
-            self._unproven[at] = min(first, self._unproven.get(at, first))
-
-    def watch(self, name: str, cursor: Cursor) -> None:
-        """A device that is put aside has commands that the broker alone confirmed: wake it, unless many are awake."""
-        if len(self.awake) < self._limits.awake:
-            self.get(name)
-        else:
-            self._note_unproven(cursor)
-
-    def oldest_unproven(self, since_us: int) -> CommandPosition | None:
-        """Return the oldest command that the broker alone confirmed since then, of the devices that were put aside."""
-        self._unproven = {at: one for at, one in self._unproven.items() if (at + 1) * _UNPROVEN_US > since_us}
-        return min(self._unproven.values(), default=None)
+        if device.cursor.has_state:
+            self.cursors.put(device.name, Resting(device.cursor, device.loaded, device.suspected))
 
     def mode_of(self, name: str) -> Mode:
         """Return the mode of a device; one without a command is LIVE."""
@@ -270,9 +229,7 @@ class Devices:
         return len(self.cursors) + len(self.awake) + len(self.dormant)
 
     def any_cursor(self, name: str) -> Cursor | None:
-        """Return the cursor of a device, also a new one that says nothing, None without one. If the device is not awake, it
-        is a copy.
-        """
+        """Return the cursor of a device, also a new one, None without one. If the device is not awake, it is a copy."""
         device = self.awake.get(name)
         return self.cursors.get(name) if device is None else device.cursor
 
@@ -320,11 +277,6 @@ class Devices:
         """The devices of which a record is in the cursors partition."""
         yield from self.with_cursors
         yield from [name for name, _ in self.all_parked() if self.cursor_of(name) is None]
-
-    @property
-    def retrying(self) -> int:
-        """Devices whose last push failed and whose commands wait for a retry."""
-        return sum(1 for device in self.awake.values() if device.failures and device.queue)
 
     # --- whose turn it is ---
 

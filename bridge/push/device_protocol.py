@@ -73,9 +73,7 @@ def answer_topic(topic: str, partition: int, generation: int = 0) -> str:
 
 
 def answer_filters(topic: str, partition: int, generation: int = 0) -> list[str]:
-    """Return the filters for the answers to a partition's commands, on its answer topic and below (MQTT-4.7.1-2), and for
-    the answers to all broadcasts.
-    """
+    """Return the filters for the answers to a partition's commands (and below, MQTT-4.7.1-2), and to all broadcasts."""
     return [f"{answer_topic(topic, partition, generation)}/#", f"{topic}/{GROUP_LEVEL}/#"]
 
 

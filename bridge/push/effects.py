@@ -64,8 +64,7 @@ class Effects:
 
     _settings: Settings
     _core: Partition
-    _links: Mapping[str, Link]
-    """By broker."""
+    _links: Mapping[str, Link]  # by broker
     _log: PartitionLog
     _budget: ReadBudget
     _metrics: PushMetrics
@@ -144,9 +143,7 @@ class Effects:
             self._core.relocation.copied(event.relocation, event.copies, time.time_ns() // 1000)
 
     def answered(self, answer: DeviceAnswer, link: str = "") -> bool:
-        """Hand a device's answer, which came at the broker ``link``, to the core. Returns whether it was to a command that
-        waited for one.
-        """
+        """Hand the core a device's answer, which came at ``link``. Returns whether a command waited for one."""
         now_us, forged = time.time_ns() // 1000, not answer.device and self._is_forged(answer)
         waited = not forged and self._core.answered(
             answer.position, answer.payload, now_us, link, failed=answer.failed, device=answer.device

@@ -43,14 +43,10 @@ _STUCK_US: Final = 2_000_000
 class _Fault:
     """What counts against a command."""
 
-    alone: bool = False
-    """Whether it goes out alone."""
-    closes: int = 0
-    """Ends of the connection in a row at which it was the only one that was sent shortly before."""
-    answers: int = 0
-    """How many answers of the broker were counted at the first of those."""
-    blames: int = 0
-    """All such ends, in a row or not."""
+    alone: bool = False  # whether it goes out alone
+    closes: int = 0  # ends of the connection in a row at which it was the only one that was sent shortly before
+    answers: int = 0  # how many answers of the broker were counted at the first of those
+    blames: int = 0  # all such ends, in a row or not
     silences: int = 0
 
 
@@ -63,26 +59,18 @@ class Flight:
 
     device: Device
     tracked: TrackedCommand
-    attempt: int
-    """Which push of its command it is."""
-    size: int
-    """Bytes of the payload."""
-    at_us: int
-    """When it was pushed, and then when it was sent."""
+    attempt: int  # which push of its command it is
+    size: int  # bytes of the payload
+    at_us: int  # when it was pushed, and then when it was sent
     sent: bool = False
     """On this connection; until then it waits for its payload, or for room in the broker's window."""
-    stalled: bool = False
-    """Its payload is not here: it was not handed to the connection."""
-    wait_us: int = 0
-    """How long its command waits after the end of the connection."""
-    blame: str = ""
-    """Why its command is given up at the end of the connection; empty if it is not."""
+    stalled: bool = False  # its payload is not here: it was not handed to the connection
+    wait_us: int = 0  # how long its command waits after the end of the connection
+    blame: str = ""  # why its command is given up at the end of the connection; empty if it is not
 
     @property
     def wanted(self) -> bool:
-        """Whether the command still waits for this push; its device may have answered, may be parked, or may have moved to
-        another broker, where the command was sent again.
-        """
+        """Whether the command still waits for this push: not if it was answered, parked, or sent again at another broker."""
         return self.tracked.state is CommandState.IN_FLIGHT and self.tracked.attempts == self.attempt
 
     def is_overdue(self, now_us: int, timeout_us: int) -> bool:
@@ -220,9 +208,7 @@ class Flights:
         return self.end(number)
 
     def lose_all(self, now_us: int, *, closed: bool) -> list[Flight]:
-        """The connection ended; ``closed``: the broker ended it, perhaps for what was sent. Returns the flights whose
-        commands wait for them, each with what follows for its command.
-        """
+        """The connection ended, by the broker if ``closed``. Returns the flights that are wanted, each with what follows."""
         wanted = [flight for flight in self._flights.values() if flight.wanted]
         young: list[Flight] = []
         for number, flight in self._flights.items():

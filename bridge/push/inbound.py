@@ -35,8 +35,7 @@ log = structlog.get_logger("push")
 
 _REFUSED: Final = 0x80
 _SHOWN: Final = 200
-_SIGNS_BYTES: Final = 64 * 1024 * 1024
-"""Signs of devices that come before the takeover; devices name themselves."""
+_SIGNS_BYTES: Final = 64 * 1024 * 1024  # signs of devices that come before the takeover; devices name themselves
 _LOGGED: Final[dict[tuple[str, int, str], bool | str]] = {}
 """By broker and ``push.confirm`` what was logged last of its answers."""
 
@@ -98,10 +97,8 @@ class Inbound:
     _log: PartitionLog
     _link: Link
     _metrics: PushMetrics
-    _changed: Callable[[], None]
-    """Called when ``ready`` or ``reports_absence`` did."""
-    _name: str = ""
-    """That of the broker."""
+    _changed: Callable[[], None]  # called when ``ready`` or ``reports_absence`` did
+    _name: str = ""  # that of the broker
 
     def __post_init__(self) -> None:
         push = self._settings.push
@@ -129,9 +126,7 @@ class Inbound:
         self.ready = not self._filters
         self.reports_absence = False
         if self._filters:
-            self._link.subscribe(
-                [self._subscription(one, presence=one in self._presence.filters) for one in self._filters]
-            )
+            self._link.subscribe([self._subscription(one) for one in self._filters])
         if self._settings.mqtt.protocol == "5":
             # Ask by a topic that no client can know whether PUBACK reports absent subscribers (MQTT 5, 3.4.2.1).
             self._link.publish(
@@ -143,9 +138,9 @@ class Inbound:
         else:
             self._log_settlement()
 
-    @staticmethod
-    def _subscription(topics: str, *, presence: bool) -> Subscription:
-        """Return that for a filter. What the broker had retained must be seen: it may be old."""
+    def _subscription(self, topics: str) -> Subscription:
+        """Return that for a filter. What the broker had retained of presence must be seen: it may be old."""
+        presence = topics in self._presence.filters
         return Subscription(topics, retain_as_published=not presence, retain_handling=0 if presence else 2)
 
     def _asked(self, reason: int) -> None:

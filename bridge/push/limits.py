@@ -46,11 +46,9 @@ class ParkedLimits:
     """What bounds parked commands and their replay."""
 
     most: int = 10_000
-    coalesce_us: int = 50_000
-    """How long parked ids are gathered before they are stored (H29)."""
+    coalesce_us: int = 50_000  # how long parked ids are gathered before they are stored (H29)
     replay_rate: int = 500
-    replay_window: int = 512
-    """Parked commands read and not settled, of all devices."""
+    replay_window: int = 512  # parked commands read and not settled, of all devices
     relocate_after_us: int = 0
     unsure_us: int = 300_000_000
 
@@ -68,15 +66,13 @@ class Limits:
     """What bounds a partition."""
 
     window: int = 256
-    window_bytes: int = 16 * 1024 * 1024
-    """Payloads sent and not confirmed, in bytes; a larger one goes alone."""
+    window_bytes: int = 16 * 1024 * 1024  # payloads sent and not confirmed, in bytes; a larger one goes alone
     remembered_ids: int = 256
     pending: int = 4000
     pending_bytes: int = 64 * 1024 * 1024
     """Payloads received and not acknowledged, in bytes; the last one received may go beyond."""
     device_pending: int = 1000
-    awake: int = 2000
-    """Devices with nothing under way that stay in memory: those that had something lately."""
+    awake: int = 2000  # devices with nothing under way that stay in memory: those that had something lately
     puback_timeout_us: int = 60_000_000
     retry: RetryLimits = field(default_factory=RetryLimits)
     answers: AnswerLimits = field(default_factory=AnswerLimits)

@@ -176,7 +176,7 @@ class PartitionMetrics:
             "in_flight": core.links.in_flight,
             "awaited": core.commands.awaited,
             "devices": len(core.devices.awake),
-            "held_back_devices": core.devices.retrying,
+            "held_back_devices": sum(1 for device in core.devices.awake.values() if device.failures and device.queue),
             "parked": core.segments.parked,
             "parked_devices": core.devices.parked,
             "oldest_pending_seconds": max(0.0, (now_us - oldest) / 1e6) if oldest else 0.0,

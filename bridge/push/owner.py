@@ -199,10 +199,7 @@ class Owner:
             self._metrics.all,
             self._ask,
             PositionTags(
-                cursors.term.secret,
-                self._log.partition,
-                settings.pulsar.command_generation,
-                cursors.term.former,
+                cursors.term.secret, self._log.partition, settings.pulsar.command_generation, cursors.term.former
             ),
         )
         effects = self._effects

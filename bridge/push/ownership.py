@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.errors import FencedError
@@ -21,8 +21,7 @@ from bridge.threads import start_thread
 
 __all__ = ["Checked", "Ownership", "Proof"]
 
-_EVERY_S: Final = 5.0
-"""After a lost connection the owner reads no more than this time of records in vain."""
+_EVERY_S: Final = 5.0  # after a lost connection the owner reads no more than this time of records in vain
 
 
 @dataclass(eq=False, slots=True)
@@ -32,15 +31,11 @@ class Proof:
     record: OwnerRecord
     epoch: int
     link: str = ""
-    stored: bool = False
-    """And Pulsar has confirmed the ownership until then."""
+    stored: bool = False  # and Pulsar has confirmed the ownership until then
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """Event: the records before that of a proof were read; ``where`` is its position, None if another process has owned the
-    partition.
-    """
+class Checked(NamedTuple):
+    """Event: the records before that of a proof, which is at ``where``, were read; None if another process wrote some."""
 
     proof: Proof
     where: MessageId | None
@@ -50,8 +45,7 @@ class Checked:
 class _LinkProof:
     connected: bool = False
     proven_epoch: int = 0
-    lost: Proof | None = None
-    """Under way since the connection was lost."""
+    lost: Proof | None = None  # under way since the connection was lost
 
 
 class Ownership:

@@ -23,18 +23,16 @@ from bridge.push.replay import Replay
 from bridge.push.segment_log import SegmentLog
 from bridge.push.segments import Parked
 from bridge.push.settlement import Settlement
-from bridge.push.states import CommandEvent, CommandState, DeviceEvent, Mode
+from bridge.push.states import WAITING, CommandEvent, CommandState, DeviceEvent, Mode
 
 __all__ = ["Parking"]
 
-_PART: Final = 8
-"""Such a part of the room is made at once, so that not every arriving command has to make its own."""
+_PART: Final = 8  # such a part of the room is made at once, so that not every arriving command has to make its own
 _ROOM_US: Final = 500_000
-_WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
 
 
 def _waiting_for(device: Device) -> Iterator[TrackedCommand]:
-    return (one for one in device.queue if one.state in _WAITING and not one.pulled)
+    return (one for one in device.queue if one.state in WAITING and not one.pulled)
 
 
 def _count(device: Device) -> int:
@@ -46,14 +44,6 @@ def _bytes(device: Device) -> int:
 
 
 _FULL: Final = "too many commands wait in Pulsar for a device that is away"
-_STAYING: Final = (
-    CommandState.NOTED,
-    CommandState.CONFIRMED,
-    CommandState.DYING,
-    CommandState.DEAD,
-    CommandState.SETTLED,
-)
-"""At the head of the queue they stay: they need no push any more."""
 
 
 @dataclass(eq=False)
@@ -73,10 +63,8 @@ class Parking:
     _replay: Replay
     _probes: Probes
     _presence: Presence
-    room_at_us: int = 0
-    """When ``look_for_room`` is due in a full partition."""
-    begun: list[str] = field(default_factory=list)
-    """Devices whose replay a former owner had begun."""
+    room_at_us: int = 0  # when ``look_for_room`` is due in a full partition
+    begun: list[str] = field(default_factory=list)  # devices whose replay a former owner had begun
     unread: list[tuple[str, str]] = field(default_factory=list)
     """Key and reason of the segments that could not be read: Pulsar has their commands, and none waits for them."""
 
@@ -182,9 +170,7 @@ class Parking:
             self._replay.mark_online(device, True)  # for the next owner
 
     def leave_broker(self, device: Device, now_us: int) -> None:
-        """The device was seen at another broker: what its former one confirmed since the last sign of life there, and has perhaps
-        not delivered, is pending again (H26).
-        """
+        """The device was seen elsewhere: what its former broker confirmed since its last sign of life is pending again (H26)."""
         if device.mode is Mode.LIVE and self._unproven(device, now_us):
             self.park(device, now_us)
 
@@ -202,7 +188,7 @@ class Parking:
         self._replay.stop(device)
         device.failures = device.retry_at_us = 0
         staying: deque[TrackedCommand] = deque()
-        while device.queue and device.queue[0].state in _STAYING:
+        while device.queue and device.queue[0].state not in WAITING:  # it needs no push any more
             staying.append(device.queue.popleft())
         moving, device.queue = device.queue, staying
         device.ids = {tracked.command.command_id for tracked in staying}
@@ -266,8 +252,12 @@ class Parking:
                 self._append(device, one, now_us)
 
     def _unproven(self, device: Device, now_us: int) -> list[ParkedId]:
-        since = max(self._presence.seen_us(device.name), now_us - self._limits.parked.unsure_us)
+        since = self.unsure_since(device.name, now_us)
         return sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+
+    def unsure_since(self, name: str, now_us: int) -> int:
+        """Return up to when the device certainly has what the broker confirmed, or is not sent it again after so long."""
+        return max(self._presence.seen_us(name), now_us - self._limits.parked.unsure_us)
 
     # --- backpressure (H30) ---
 

@@ -66,16 +66,7 @@ class Partition:
         self.replay = Replay(limits, *base, self.links, self.segments, self.settlement, late)
         self.probes = Probes(limits, self.links, self.devices, self.replay, presence)
         self.parking = Parking(
-            limits,
-            horizon,
-            self.links,
-            *base,
-            self.segments,
-            self.settlement,
-            late,
-            self.replay,
-            self.probes,
-            presence,
+            limits, horizon, self.links, *base, self.segments, self.settlement, late, self.replay, self.probes, presence
         )
         self.relocation = Relocation(
             limits, self.outbox, self.devices, self.links, self.segments, self.replay, self.probes
@@ -83,7 +74,6 @@ class Partition:
         self.retention = Retention(limits, self.commands, self.devices, self.relocation)
         self.resume = Resume(limits.resume, *base, self.segments, late, self.replay, self.parking, self.retention)
         self._now_us = now_us
-        self._unsure_us = limits.parked.unsure_us
         self.devices.cursors.trim = self._trim
         self._restore({} if parked is None else parked, left_us)
 
@@ -96,13 +86,12 @@ class Partition:
             cursor = cursors.get(name)
             if cursor is not None and cursor.resend:
                 self.parking.restore(name, {}, self._now_us, left_us)
-            elif cursor is not None and cursor.unproven:
-                self.devices.watch(name, cursor)
+            elif cursor is not None:
+                cursors.note_unproven(cursor)
         self.probes.restored(self.parking.begun, self.places.last_seen)
 
     def _trim(self, name: str, cursor: Cursor) -> None:
-        """What the device certainly has, or is not sent again after so long, is not unproven any more."""
-        cursor.device_seen(max(self.presence.seen_us(name), self._now_us - self._unsure_us))
+        cursor.device_seen(self.parking.unsure_since(name, self._now_us))
 
     # --- state ---
 
@@ -313,9 +302,7 @@ class Partition:
     # --- events: presence ---
 
     def alive(self, name: str, at_us: int, link: str = "", *, dated: bool = True) -> None:
-        """The device gave a sign of life, at the broker ``link`` if it says so; not ``dated``: a retained message, which may be
-        old.
-        """
+        """The device gave a sign of life, at the broker ``link`` if it says so; one that is not ``dated`` is retained: maybe old."""
         if is_broadcaster(name):
             return
         presence, places, link = self.presence, self.places, self.places.known(link)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -61,11 +60,8 @@ _AT_ONCE: Final = 256
 _RETRY_S: Final = (1.0, 30.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Event: devices, when each gave a sign of life, in µs since the epoch by the clock of the host that received it, and at
-    which link of ingest.
-    """
+class Seen(NamedTuple):
+    """Event: devices, when each gave a sign of life (µs since the epoch, by ingest's clock), and at which link of ingest."""
 
     signs: tuple[tuple[str, int, str], ...]
 

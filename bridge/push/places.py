@@ -24,8 +24,7 @@ class Places:
     _links: Links
     _devices: Devices
     presence: Presence
-    _began_us: int
-    """When this owner began."""
+    _began_us: int  # when this owner began
 
     def known(self, link: str) -> str:
         """Return the broker that a sign names, "" if it is not one of several."""

@@ -31,19 +31,14 @@ from bridge.push.states import DeviceEvent, Mode
 
 __all__ = ["DUE", "Presence", "Probes"]
 
-_KNOWN_BYTES: Final = 96 * 1024 * 1024
-"""Some 200,000 devices with usual names."""
+_KNOWN_BYTES: Final = 96 * 1024 * 1024  # some 200,000 devices with usual names
 
 
 class _Known(NamedTuple):
-    seen: int = 0
-    """The last sign of life."""
-    absent: int = 0
-    """The last sign of absence, 0 if a sign of life followed."""
-    link: str = ""
-    """The broker where the device is; empty if unknown, or with one broker."""
-    placed: int = 0
-    """Its last dated sign of life there; 0 without one."""
+    seen: int = 0  # the last sign of life
+    absent: int = 0  # the last sign of absence, 0 if a sign of life followed
+    link: str = ""  # the broker where the device is; empty if unknown, or with one broker
+    placed: int = 0  # its last dated sign of life there; 0 without one
 
 
 _UNKNOWN: Final = _Known()
@@ -107,8 +102,7 @@ DUE: Final = 0
 _WAITING: Final = 16
 """Devices that wait in the replay scheduler to be probed; of the others that are due only the ids stay in memory."""
 _TIMERS: Final = 100
-_RETAINED_US: Final = 2_000_000
-"""After this time on a new connection the wills that the broker retained have arrived."""
+_RETAINED_US: Final = 2_000_000  # after this time on a new connection the wills that the broker retained have arrived
 
 
 @dataclass(eq=False)
@@ -260,9 +254,7 @@ class Probes:
     # --- turns ---
 
     def _probed_at(self, name: str, parked: Parked) -> str | None:
-        """Return the broker of the next probe; None if a probe would show nothing: of a broker that queues or drops for absent
-        devices it does not.
-        """
+        """Return the broker of the next probe; None if it would show nothing, because brokers queue or drop for absent devices."""
         links, (place, _) = self._links.names, self._presence.place(name)
         if self._limits.answers.confirm:
             first = links.index(place) if place else 0

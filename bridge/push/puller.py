@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -38,12 +38,10 @@ __all__ = ["Copied", "Pulled", "Puller", "wanted_by"]
 log = structlog.get_logger("push")
 
 _PATIENCE_S: Final = 30.0
-_FIRST_MS: Final = 5000
-"""After this time nothing is behind the subscription."""
+_FIRST_MS: Final = 5000  # after this time nothing is behind the subscription
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(NamedTuple):
     """Event: a parked command was read; None when Pulsar does not have it any more."""
 
     pull: Pull
@@ -51,8 +49,7 @@ class Pulled:
     message: StoredMessage | None
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(NamedTuple):
     """Event: the commands of a ``Copy`` are stored in the topic of relocated commands; None if that failed."""
 
     relocation: int
@@ -74,9 +71,7 @@ def wanted_by(pulls: Sequence[Pull]) -> list[tuple[Where, list[Pull]]]:
 
 @dataclass(eq=False)
 class Puller:
-    """Reads one partition of the commands, and the same partition of ``relocated``, the topic of relocated commands. ``post``
-    and ``failed`` are called on the puller's thread.
-    """
+    """Reads a partition of the commands and of ``relocated``. ``post`` and ``failed`` are called on the puller's thread."""
 
     _client: PulsarClient
     _topic: str
@@ -84,8 +79,7 @@ class Puller:
     _partition: int
     _post: Callable[[object], None]
     failed: InitVar[Callable[[Exception], None]]
-    max_bytes: InitVar[int]
-    """It reads while it has posted less payloads that were not released."""
+    max_bytes: InitVar[int]  # it reads while it has posted less payloads that were not released
 
     def __post_init__(self, failed: Callable[[Exception], None], max_bytes: int) -> None:
         client, topic, partition = self._client, self._topic, self._partition

@@ -95,12 +95,9 @@ class _Rounds:
                 return device
 
 
-_AHEAD: Final = 16
-"""Parked commands of one device that are read and not settled."""
-_AT_ONCE: Final = 8
-"""So many of them are read together if the rate allows that: they lie close together."""
-_FAILING: Final = 8
-"""So many windows may wait for online devices that do not answer, beside the window itself."""
+_AHEAD: Final = 16  # parked commands of one device that are read and not settled
+_AT_ONCE: Final = 8  # so many of them are read together if the rate allows that: they lie close together
+_FAILING: Final = 8  # so many windows may wait for online devices that do not answer, beside the window itself
 _SECOND: Final = 1_000_000
 _LOST: Final = "its message is not in Pulsar any more: it was trimmed while it was parked"
 
@@ -141,8 +138,7 @@ class Replay:
     _late: LateAnswers
     _epochs: int = 0
     _failing: set[CommandPosition] = field(default_factory=set)  # pulled commands that online devices do not answer
-    coming: int = 0
-    """Parked commands that are being read."""
+    coming: int = 0  # parked commands that are being read
     scheduler: ReplayScheduler = field(default_factory=ReplayScheduler)
     budget: Budget = field(init=False)
     unmarked: set[str] = field(default_factory=set)

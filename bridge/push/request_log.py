@@ -22,15 +22,7 @@ from bridge.contract.commands import BEFORE_ALL, CommandPosition, decode_command
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
 from bridge.contract.tagged_positions import MAX_REQUEST_BYTES
 from bridge.errors import ContractError
-from bridge.pulsar.client import (
-    EARLIEST,
-    Message,
-    MessageId,
-    PulsarClient,
-    key_of,
-    message_id,
-    properties_of,
-)
+from bridge.pulsar.client import EARLIEST, Message, MessageId, PulsarClient, key_of, message_id, properties_of
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.position_reader import read_up_to
 from bridge.pulsar.read_budget import ReadBudget
@@ -42,12 +34,9 @@ from bridge.threads import start_thread
 __all__ = ["Asked", "Found", "RequestLog"]
 
 _RECEIVE_MS: Final = 500
-_MOST: Final = 1000
-"""Requests that were received and not acknowledged."""
-_QUEUE: Final = 10
-"""Messages that Pulsar's client reads ahead: any client may send large ones."""
-_PIECE: Final = 200
-"""Messages that are read between two pauses."""
+_MOST: Final = 1000  # requests that were received and not acknowledged
+_QUEUE: Final = 10  # messages that Pulsar's client reads ahead: any client may send large ones
+_PIECE: Final = 200  # messages that are read between two pauses
 _GATHER_S: Final = 0.02
 
 
@@ -56,13 +45,10 @@ class Asked:
     """A device asks for its commands, at ``at_ms`` since the epoch."""
 
     message_id: MessageId
-    device: str | None
-    """None for a key that is not a device's name."""
-    payload: bytes
-    """Its head, if it is longer than a request may be."""
+    device: str | None  # none for a key that is not a device's name
+    payload: bytes  # its head, if it is longer than a request may be
     at_ms: int
-    link: str = ""
-    """The link of ingest at which it came, empty if that is unknown."""
+    link: str = ""  # the link of ingest at which it came, empty if that is unknown
 
     @classmethod
     def of(cls, message: Message) -> Asked:

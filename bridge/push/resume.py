@@ -51,12 +51,10 @@ _BEYOND: Final = "there is no such command yet: this position is after the last 
 
 
 class _Stage(Enum):
-    PARKING = 1
-    """The device is parked, some of its writes are under way."""
+    PARKING = 1  # the device is parked, some of its writes are under way
     FINDING = 2
     STORING = 3
-    ANSWERING = 4
-    """All is stored, the broker has not confirmed the answer."""
+    ANSWERING = 4  # all is stored, the broker has not confirmed the answer
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +64,7 @@ class _Served:
     epoch: int = 0
     trimmed: bool = False
     first: CommandPosition | None = None
-    answer: ResumeAnswer | None = None
-    """Given, and not confirmed by the broker so far."""
+    answer: ResumeAnswer | None = None  # given, and not confirmed by the broker so far
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +82,7 @@ class Resume:
     _retention: Retention
     _waiting: dict[str, ResumeRequest] = field(default_factory=dict)
     """For the former one of their device, and for some time."""
-    _times: list[tuple[int, str]] = field(default_factory=list)
-    """When they may be served."""
+    _times: list[tuple[int, str]] = field(default_factory=list)  # when they may be served
     _began: BoundedMap[int] = field(default_factory=lambda: BoundedMap(_REMEMBERED_BYTES, each=32))
     """When a device's last one did."""
     _served: dict[str, _Served] = field(default_factory=dict)
@@ -158,14 +154,7 @@ class Resume:
             self._put_first(served, device, array("q"), now_us)
 
     def found(
-        self,
-        name: str,
-        epoch: int,
-        ids: array[int],
-        *,
-        trimmed: bool,
-        first: CommandPosition | None,
-        now_us: int,
+        self, name: str, epoch: int, ids: array[int], *, trimmed: bool, first: CommandPosition | None, now_us: int
     ) -> None:
         """What is in Pulsar for the device between the positions of a ``FindCommands``, in the order of the log.
 

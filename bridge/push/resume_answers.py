@@ -47,8 +47,7 @@ log = structlog.get_logger("push")
 _SHOWN: Final = 100
 ANSWERS_AT_ONCE: Final = 64
 """Answers that the MQTT broker has not confirmed, beside the commands: those to requests that are served, and refusals."""
-_REFUSED_AT_ONCE: Final = ANSWERS_AT_ONCE - SERVED_AT_ONCE
-"""With more answers refusals are dropped."""
+_REFUSED_AT_ONCE: Final = ANSWERS_AT_ONCE - SERVED_AT_ONCE  # with more answers refusals are dropped
 _RATE_BYTES: Final = 1024 * 1024
 
 
@@ -78,20 +77,14 @@ class RefusalRate:
 class _Answer:
     """An answer that the broker does not have."""
 
-    message_id: MessageId
-    """Of its request, which is acknowledged when the broker has the answer."""
+    message_id: MessageId  # of its request, which is acknowledged when the broker has the answer
     topic: str
     payload: bytes
-    request: ResumeRequest | None
-    """The request, if its device waits for the answer; None for a refusal."""
-    sent_at: float | None = None
-    """When it was sent on this connection."""
-    number: int = 0
-    """Its number among pushes and answers, in the order of sending."""
-    closes: int = 0
-    """So often the broker closed the connection shortly after it was sent."""
-    silences: int = 0
-    """So often the broker did not confirm it, and confirmed what was sent later."""
+    request: ResumeRequest | None  # the request, if its device waits for the answer; None for a refusal
+    sent_at: float | None = None  # when it was sent on this connection
+    number: int = 0  # its number among pushes and answers, in the order of sending
+    closes: int = 0  # so often the broker closed the connection shortly after it was sent
+    silences: int = 0  # so often the broker did not confirm it, and confirmed what was sent later
 
 
 @dataclass(eq=False)
@@ -230,8 +223,7 @@ class ResumeRequests:
 
     _settings: Settings
     _core: Partition
-    _links: Mapping[str, Link]
-    """By broker."""
+    _links: Mapping[str, Link]  # by broker
     _log: PartitionLog
     _metrics: PushMetrics
     _tags: PositionTags

@@ -29,18 +29,15 @@ from bridge.push.segments import Parked
 
 __all__ = ["Relocation", "Retention"]
 
-_DEVICES: Final = 500
-"""So many are scanned together: about a millisecond."""
+_DEVICES: Final = 500  # so many are scanned together: about a millisecond
 
 
 @dataclass(slots=True)
 class _Scan:
     """What a scan has found so far."""
 
-    names: list[str]
-    """Devices that are not scanned; the last one is the next."""
-    highest: CommandPosition
-    """Of what had come when it began."""
+    names: list[str]  # devices that are not scanned; the last one is the next
+    highest: CommandPosition  # of what had come when it began
     oldest: CommandPosition | None
     oldest_copy: CommandPosition | None = None
 
@@ -110,19 +107,16 @@ class Retention:
         if self._scan is not None:
             self._scan.want(position, copy)
 
-    def keeps_from(self, now_us: int) -> CommandPosition | None:
-        """Return the oldest command that push may still read from Pulsar, the last one that came if there is no other;
-        None when none has come (H25). Ends the scan that is under way, or makes one.
+    def end_scan(self, now_us: int) -> _Scan:
+        """Return a whole scan. Its ``oldest`` command that push may still read is the last one that came if there is no
+        other, None if none has come (H25).
         """
-        return self._end_scan(now_us).oldest
-
-    def _end_scan(self, now_us: int) -> _Scan:
         if self._scan is None:
             self.begin_scan()
         self.scan(now_us, sys.maxsize)
         scan = self._scan
         assert scan is not None
-        scan.want(self._devices.oldest_unproven(now_us - self._limits.parked.unsure_us))
+        scan.want(self._devices.cursors.oldest_unproven(now_us - self._limits.parked.unsure_us))
         position, copies = self._relocation.wanted()
         scan.want(position)
         for copy in copies:
@@ -132,13 +126,12 @@ class Retention:
         return scan
 
     def trims_to(self, now_us: int) -> CommandPosition | None:
-        """Return up to where Pulsar may trim, that position excluded, as ``keeps_from``; None where it may not trim more
-        than it has.
+        """Return up to where Pulsar may trim, that position excluded; None where it may not trim more than it has.
 
         A later owner may send again what was confirmed within ``unsure_us``, since it may not know the sign of life that
         came since (H26). So this is where it was that long ago.
         """
-        scan = self._end_scan(now_us)
+        scan = self.end_scan(now_us)
         oldest = scan.oldest
         # A command that is not acknowledged may have to be parked. A command that a former owner did not acknowledge may
         # come last and be older than all that is parked: so the scan counts the last one that came.
@@ -170,8 +163,7 @@ class _Current:
     parked: Parked
     wanted: list[CommandPosition]
     copies: list[CommandPosition] = field(default_factory=list)
-    waiting: bool = False
-    """Pulsar has to answer first."""
+    waiting: bool = False  # Pulsar has to answer first
 
     @property
     def copied(self) -> bool:
@@ -212,10 +204,8 @@ class Relocation:
     _count: int = 0
     _finds: bool = False  # this scan looks for more
     _scanned_copies: list[CommandPosition] = field(default_factory=list)  # stored since the scan began
-    has_turn: bool = True
-    """Relocation comes before the next probe."""
-    last_copy: CommandPosition | None = None
-    """The last copy that was made."""
+    has_turn: bool = True  # relocation comes before the next probe
+    last_copy: CommandPosition | None = None  # the last copy that was made
 
     # --- the scan of ``retention`` ---
 

@@ -16,27 +16,23 @@ from bridge.push.segments import Parked
 
 __all__ = ["SegmentLog"]
 
-_AT_ONCE: Final = 1000
-"""Actions of one flush: the queue of the producer is bounded."""
+_AT_ONCE: Final = 1000  # actions of one flush: the queue of the producer is bounded
 
 
 @dataclass(eq=False)
 class SegmentLog:
     """Which segments are to be written."""
 
-    _owner: str
-    """Names this owner in the keys of its segments."""
+    _owner: str  # names this owner in the keys of its segments
     _coalesce_us: int
     _outbox: Outbox
     _commands: CommandRegistry
     _devices: Devices
     _count: int = 0
-    unwritten: dict[str, Device] = field(default_factory=dict)
-    """Devices with parked ids to be stored."""
+    unwritten: dict[str, Device] = field(default_factory=dict)  # devices with parked ids to be stored
     _rewrites: deque[str] = field(default_factory=deque)  # devices whose segments Pulsar lost
     _flush_at_us: int = 0
-    parked: int = 0
-    """Commands of which only the ids are in memory."""
+    parked: int = 0  # commands of which only the ids are in memory
 
     @property
     def pending(self) -> bool:

@@ -41,10 +41,8 @@ class _Segment:
     ) -> None:
         self.key = key
         self.reach(first, last)
-        self.start = start
-        """Number of its first id, counted from the first that was ever parked."""
-        self.fixed = fixed
-        """Instead of the start, as it was stored; None for a former owner's."""
+        self.start = start  # number of its first id, counted from the first that was ever parked
+        self.fixed = fixed  # instead of the start, as it was stored; None for a former owner's
         self.since_us = since_us
 
     def reach(self, first: CommandPosition, last: CommandPosition) -> None:
@@ -69,21 +67,14 @@ class Parked:
     _ids: array[int] = field(default_factory=lambda: array("q"))  # flat: a million of them take 40 MB
     _first: int = 0  # number of the first one
     _segments: list[_Segment] = field(default_factory=list)
-    since_us: int = 0
-    """When the device was parked: an earlier sign of life does not count (H31)."""
-    probe_wait_us: int = 0
-    """How long the device waits for its next probe, 0 for the least time."""
-    probe_at_us: int = 0
-    """When it is probed; ``probes.DUE`` while it waits for its turn."""
-    probes: int = 0
-    """So many since the last sign of life: each goes to another broker, if there are several."""
+    since_us: int = 0  # when the device was parked: an earlier sign of life does not count (H31)
+    probe_wait_us: int = 0  # how long the device waits for its next probe, 0 for the least time
+    probe_at_us: int = 0  # when it is probed; ``probes.DUE`` while it waits for its turn
+    probes: int = 0  # so many since the last sign of life: each goes to another broker, if there are several
     _copies: array[int] | None = None  # of the copies, once there is one
-    originals: int = 0
-    """How many were not relocated."""
-    originals_since_us: int = 0
-    """When the oldest that was not relocated was parked, or earlier; 0 if all were."""
-    copies_from: CommandPosition | None = None
-    """No copy is before it; None without copies."""
+    originals: int = 0  # how many were not relocated
+    originals_since_us: int = 0  # when the oldest that was not relocated was parked, or earlier; 0 if all were
+    copies_from: CommandPosition | None = None  # no copy is before it; None without copies
     overflowed_to: CommandPosition = BEFORE_ALL
     """The last command that was given up because there were too many, until the cursor is behind it."""
 
@@ -242,11 +233,6 @@ class Parked:
         payload = self._encoded(0, len(ids), self.originals_since_us)
         self._segments.insert(0, _Segment(key, ids[0].position, ids[-1].position, None, payload))
 
-    def _put(self, one: ParkedId, now_us: int) -> None:
-        if one.copy is None and not self.originals:
-            self.originals_since_us = now_us
-        self._insert(len(self), [one])
-
     def _insert(self, index: int, ids: Sequence[ParkedId]) -> None:
         if self._copies is None and any(one.copy for one in ids):
             self._copies = array("q", NO_COPY * len(self))
@@ -268,7 +254,9 @@ class Parked:
             self._segments = [*self._segments, last]  # of the right size: most devices have this one alone
         else:
             last.reach(last.first, one.position)
-        self._put(one, now_us)
+        if one.copy is None and not self.originals:
+            self.originals_since_us = now_us
+        self._insert(len(self), [one])
         return last.key
 
     def payload(self, key: str) -> bytes | None:

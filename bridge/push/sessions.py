@@ -24,8 +24,7 @@ __all__ = ["Sessions", "wait_for"]
 log = structlog.get_logger("push")
 
 _RETRY_S: Final = (0.2, 5.0)
-_TRY_S: Final = 0.2
-"""Pulsar answers at once that another process is the owner."""
+_TRY_S: Final = 0.2  # Pulsar answers at once that another process is the owner
 
 
 class Sessions:

@@ -24,9 +24,7 @@ _RESENT: Final = "sent again: the device asked for it, or may not have had it"
 
 
 def result_of_passed(cursor: Cursor, command: Command, now_us: int, *, answers: bool) -> tuple[str, str]:
-    """Return the final state and its reason of a command that a former owner settled, and did not acknowledge. ``answers``:
-    devices confirm by an answer.
-    """
+    """Return the final state, and why, of a command that a former owner settled. ``answers``: those of devices confirm."""
     if cursor.delivered(command.command_id):
         return "answered" if answers else "delivered", "recovered: confirmed before the push worker was replaced"
     if cursor.knows(command.command_id):
@@ -77,8 +75,8 @@ class Settlement:
         return None
 
     def _arrived_passed(self, device: Device, position: CommandPosition, command: Command, now_us: int) -> None:
-        if position > device.loaded:
-            self._outbox.acknowledge(position)  # settled by this owner; only the acknowledgement did not reach Pulsar
+        if position > device.loaded or self._commands.former_left_cleanly:
+            self._outbox.acknowledge(position)  # it has its receipt; only the acknowledgement did not reach Pulsar
             return
         tracked = self._commands.add(TrackedCommand(position, command, CommandState.SETTLED))
         self._outbox.store_receipt(
@@ -121,9 +119,7 @@ class Settlement:
         self._devices.look_at(device)
 
     def give_up(self, device: Device, tracked: TrackedCommand, state: str, reason: str) -> None:
-        """Write the command to the dead letters; its receipt and the cursor follow. Each member of a broadcast has its own
-        entry, so a broadcast is only settled.
-        """
+        """Write the command to the dead letters; receipt and cursor follow. A broadcast is only settled: members have entries."""
         if tracked.command.is_broadcast:
             self.settle(device, tracked, state, reason)
             return

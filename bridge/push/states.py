@@ -51,6 +51,7 @@ __all__ = [
     "COMMAND_TABLE",
     "DEVICE_TABLE",
     "PASSABLE",
+    "WAITING",
     "CommandEvent",
     "CommandState",
     "DeviceEvent",
@@ -69,75 +70,53 @@ class Mode(IntEnum):
     """Whether a device gets its commands as they arrive."""
 
     LIVE = 1
-    PARKED = 2
-    """The device is offline: push parks what arrives."""
-    REPLAYING = 3
-    """Push sends the parked commands first, and parks what arrives behind them."""
+    PARKED = 2  # the device is offline: push parks what arrives
+    REPLAYING = 3  # push sends the parked commands first, and parks what arrives behind them
 
 
 class DeviceEvent(IntEnum):
     """What changes the mode of a device."""
 
-    PARK = 1
-    """The device is absent, or its commands fail; or the sweep of expired commands has ended."""
-    SPILL = 2
-    """The partition is full: all but the commands under way are parked, and replayed at once."""
-    WAKE = 3
-    """A sign of life, a probe, or a sweep of expired commands."""
-    DEFER = 4
-    """The device waited for its probe; relocation of its commands comes first."""
-    CATCH_UP = 5
-    """No command of the device is parked any more."""
+    PARK = 1  # the device is absent, or its commands fail; or the sweep of expired commands has ended
+    SPILL = 2  # the partition is full: all but the commands under way are parked, and replayed at once
+    WAKE = 3  # A sign of life, a probe, or a sweep of expired commands
+    DEFER = 4  # the device waited for its probe; relocation of its commands comes first
+    CATCH_UP = 5  # no command of the device is parked any more
 
 
 class CommandState(IntEnum):
     """How far a command is."""
 
     QUEUED = 1
-    IN_FLIGHT = 2
-    """Sent, no PUBACK so far."""
-    AWAITED = 3
-    """The PUBACK came, the device's answer did not."""
+    IN_FLIGHT = 2  # sent, no PUBACK so far
+    AWAITED = 3  # the PUBACK came, the device's answer did not
     CONFIRMED = 4
-    DYING = 5
-    """Its dead letter is being stored."""
-    DEAD = 6
-    """Dead letter and receipt are stored."""
+    DYING = 5  # its dead letter is being stored
+    DEAD = 6  # dead letter and receipt are stored
     SETTLED = 7
-    NOTED = 8
-    """Its receipt is being stored, which precedes the cursor here."""
-    PARKED = 9
-    """It waits in Pulsar; its id is stored, or being stored."""
+    NOTED = 8  # its receipt is being stored, which precedes the cursor here
+    PARKED = 9  # it waits in Pulsar; its id is stored, or being stored
 
 
 class CommandEvent(IntEnum):
     """What changes the state of a command."""
 
     PUSH = 1
-    ACCEPT = 2
-    """The broker's PUBACK, where the device's answer confirms."""
+    ACCEPT = 2  # the broker's PUBACK, where the device's answer confirms
     CONFIRM = 3
-    RETRY = 4
-    """The command is sent again, or its answer came: it waits no more."""
+    RETRY = 4  # the command is sent again, or its answer came: it waits no more
     GIVE_UP = 5
     SETTLE = 6
     """Nothing is sent: it expired, is a duplicate, or lost its message. Or the cursor passed it."""
-    NOTE = 7
-    """Its receipt is written before the cursor passes it."""
-    BURY = 8
-    """The receipt of its dead letter is stored."""
-    PARK = 9
-    """It waits in Pulsar from now on, or again."""
+    NOTE = 7  # its receipt is written before the cursor passes it
+    BURY = 8  # the receipt of its dead letter is stored
+    PARK = 9  # it waits in Pulsar from now on, or again
 
 
 DEVICE_TABLE: Final[Mapping[Mode, Mapping[DeviceEvent, Mode]]] = {
     Mode.LIVE: {DeviceEvent.PARK: Mode.PARKED, DeviceEvent.SPILL: Mode.REPLAYING},
     Mode.PARKED: {DeviceEvent.WAKE: Mode.REPLAYING},
-    Mode.REPLAYING: {
-        DeviceEvent.PARK: Mode.PARKED,
-        DeviceEvent.DEFER: Mode.PARKED,
-        DeviceEvent.CATCH_UP: Mode.LIVE,
-    },
+    Mode.REPLAYING: {DeviceEvent.PARK: Mode.PARKED, DeviceEvent.DEFER: Mode.PARKED, DeviceEvent.CATCH_UP: Mode.LIVE},
 }
 
 _S, _E = CommandState, CommandEvent
@@ -163,12 +142,7 @@ COMMAND_TABLE: Final[Mapping[CommandState, Mapping[CommandEvent, CommandState]]]
     },
     _S.AWAITED: {_E.RETRY: _S.QUEUED},
     _S.CONFIRMED: {_E.NOTE: _S.NOTED, _E.SETTLE: _S.SETTLED, _E.PARK: _S.PARKED},
-    _S.NOTED: {
-        _E.CONFIRM: _S.CONFIRMED,
-        _E.SETTLE: _S.SETTLED,
-        _E.BURY: _S.DEAD,
-        _E.PARK: _S.PARKED,
-    },
+    _S.NOTED: {_E.CONFIRM: _S.CONFIRMED, _E.SETTLE: _S.SETTLED, _E.BURY: _S.DEAD, _E.PARK: _S.PARKED},
     _S.DYING: {_E.NOTE: _S.NOTED, _E.PARK: _S.PARKED},
     _S.DEAD: {_E.SETTLE: _S.SETTLED, _E.PARK: _S.PARKED},
     _S.SETTLED: {_E.PARK: _S.PARKED},
@@ -177,6 +151,8 @@ COMMAND_TABLE: Final[Mapping[CommandState, Mapping[CommandEvent, CommandState]]]
 
 PASSABLE: Final = (CommandState.CONFIRMED, CommandState.DEAD, CommandState.SETTLED)
 """States in which the cursor passes a command."""
+WAITING: Final = (CommandState.QUEUED, CommandState.IN_FLIGHT, CommandState.AWAITED)
+"""States in which a command needs a push, or the answer to one."""
 
 
 def next_mode(mode: Mode, event: DeviceEvent) -> Mode:

@@ -63,8 +63,7 @@ class Session:
     _stopping: threading.Event
     _payloads: Payloads
     _trace: str = ""
-    _fences: Callable[[], bool] = lambda: False
-    """Whether to take the producer from a process that is silent."""
+    _fences: Callable[[], bool] = lambda: False  # whether to take the producer from a process that is silent
 
     def __post_init__(self) -> None:
         limits, gauges = self._settings.push.limits, self._metrics.gauges
@@ -229,7 +228,7 @@ class PartitionSupervisor:
             self._had_state = False
             let_go()
         if not self._wanted.is_set():
-            self._part.stands_by("it is for another process")
+            self._part.stands_by("another process owns it")
             while not self._wanted.wait(_LOOK_S):
                 if self._sessions.stopping.is_set():
                     return

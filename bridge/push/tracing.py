@@ -59,10 +59,8 @@ class Answered(NamedTuple):
 class _Traced:
     command_id: str
     device: str
-    last_us: int
-    """Time of the step before, 0 where none was seen."""
-    parked: bool = False
-    """Its id is stored: its acknowledgement does not end it."""
+    last_us: int  # time of the step before, 0 where none was seen
+    parked: bool = False  # its id is stored: its acknowledgement does not end it
 
 
 class Tracer:

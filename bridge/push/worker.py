@@ -51,8 +51,7 @@ class TopicWatch:
         self._commands = admin.settings.system_topic(COMMANDS_TOPIC)
         self._cursors = partition_name(admin.settings.system_topic(CURSORS_TOPIC), partition)
         self._forgotten = forgotten
-        self._had: dict[str, int] = {}
-        """Topic to the number of its partitions."""
+        self._had: dict[str, int] = {}  # topic to the number of its partitions
         self._ledgers: set[int] = set()
 
     def look(self) -> None:
@@ -196,35 +195,30 @@ class PushWorker:
         shares: dict[int, Share] = {**owners, GROUPS: groups}
         counted = self._metrics.gauges["processes"].set
         instance = SharingInstance(self._settings.pulsar, shares, PUSH_PROTOCOL, counted=counted)
-
-        def forgotten() -> None:
-            for owner in owners.values():
-                owner.cursors_forgotten()
-
         settings, health = self._settings, self._health
         log.info("push starts", partitions=len(owners), pulsar=settings.pulsar.service_url)
         with ExitStack() as stack:
-            watch = stack.enter_context
-            watch(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
+
+            def watch(name: str, every_s: float, look: Callable[[PulsarAdmin], Callable[[], None]]) -> None:
+                stack.enter_context(_watching(settings, health, name, every_s, look))
+
+            def forgotten() -> None:
+                for owner in owners.values():
+                    owner.cursors_forgotten()
+
+            stack.enter_context(watching_pulsar(settings, health, settings.pulsar.system_topic(COMMANDS_TOPIC)))
             if settings.metrics.port:
-                watch(_watching(settings, health, "push-lag", _LAG_EVERY_S, lambda a: partial(_show_lag, a, metrics)))
+                watch("push-lag", _LAG_EVERY_S, lambda admin: partial(_show_lag, admin, metrics))
             if settings.metrics.mop_names:
-                watch(
-                    _watching(
-                        settings, health, "push-brokers", _LAG_EVERY_S, lambda a: partial(_note_brokers, a, metrics)
-                    )
-                )
+                watch("push-brokers", _LAG_EVERY_S, lambda admin: partial(_note_brokers, admin, metrics))
+            if settings.pulsar.provision != "off":
+                watch("push-instances", _TIDY_S, lambda admin: partial(tidy, admin))
+                watch("push-topics", _EVERY_S, lambda admin: TopicWatch(admin, min(metrics), forgotten).look)
             rewriters = {
                 CURSORS_TOPIC: lambda number: owners[number].cursors_aged(),
                 GROUP_ROSTER_TOPIC: lambda _number: groups.roster_aged(),
             }
-            watch(watching_compaction(settings, health, list(metrics), rewriters))
-            if settings.pulsar.provision != "off":
-                watch(_watching(settings, health, "push-instances", _TIDY_S, lambda a: partial(tidy, a)))
-                first = min(metrics)
-                watch(
-                    _watching(settings, health, "push-topics", _EVERY_S, lambda a: TopicWatch(a, first, forgotten).look)
-                )
+            stack.enter_context(watching_compaction(settings, health, list(metrics), rewriters))
             for thread in threads:
                 thread.start()
             instance.start()

@@ -100,6 +100,7 @@ class _Life:
     def __init__(self, events: Sequence[DeviceEvent]) -> None:
         self.received = [event for event in events if event.kind == "R"]
         self.moves = [event for event in events if event.kind in "CL"]
+        self.answers = [event for event in events if event.kind == "A"]
         self._times = [event.at for event in self.moves]
 
     def comes_with_its_session(self, event: DeviceEvent) -> bool:
@@ -158,7 +159,7 @@ class _DeviceCheck:
         self._kills = kills
 
     def all_of(self, times: Sequence[float], receipts: Mapping[str, Sequence[TimedReceipt]]) -> None:
-        had = self._arrivals()
+        had = self._arrivals(receipts)
         for number, at in enumerate(times):
             found_receipts = receipts.get(f"{self._name}-{number}", ())
             if number not in had:
@@ -166,13 +167,13 @@ class _DeviceCheck:
                 self._report(f"{self._name}-{number} is missing; receipts {_states(found_receipts)}", int(at * 1e6))
             self._receipts(number, at, found_receipts)
 
-    def _arrivals(self) -> Mapping[int, Sequence[DeviceEvent]]:
+    def _arrivals(self, receipts: Mapping[str, Sequence[TimedReceipt]]) -> Mapping[int, Sequence[DeviceEvent]]:
         last = -1
         had: dict[int, list[DeviceEvent]] = defaultdict(list)
         for event in self._life.received:
             number = int(event.number)
             if had[number]:
-                self._repeat(number, had[number], event)
+                self._repeat(number, had[number], event, receipts.get(f"{self._name}-{number}", ()))
             elif number < last:
                 line = f"{self._name}-{number} after {last}"
                 self._verdict.disordered.append(line)
@@ -181,7 +182,9 @@ class _DeviceCheck:
             had[number].append(event)
         return had
 
-    def _repeat(self, number: int, copies: Sequence[DeviceEvent], event: DeviceEvent) -> None:
+    def _repeat(
+        self, number: int, copies: Sequence[DeviceEvent], event: DeviceEvent, receipts: Sequence[TimedReceipt]
+    ) -> None:
         count, before = self._verdict.repeats, copies[-1]
         same = any(
             (one.repeat, one.position) == (event.repeat, event.position) and one.connection != event.connection
@@ -207,7 +210,12 @@ class _DeviceCheck:
             count["marked, the device had left"] += 1
         else:
             self._verdict.unexplained.append(line)
-            self._report(f"{line}, no kill, no absence", event.at)
+            taken = [one.at - before.at for one in self._life.answers if int(one.number) == number]
+            after = ", ".join(f"{us / 1e6:+.3f} s" for us in taken) or "never"
+            self._report(
+                f"{line}, no kill, no absence; receipts {_states(receipts)}; the broker took its answers {after}",
+                event.at,
+            )
 
     def _receipts(self, number: int, at: float, found_receipts: Sequence[TimedReceipt]) -> None:
         final = [one for one in found_receipts if one.state != "duplicate"]

@@ -27,6 +27,7 @@ import yaml
 from bridge.contract import COMMANDS_TOPIC, RECEIPTS_TOPIC, Receipt, partition_name
 from bridge.contract.commands import Command, encode_command
 from bridge.contract.partitioning import partition_of
+from bridge.inspect.instances import look_at_instances
 from bridge.settings import LogSettings, PulsarSettings, Settings
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.push import PresenceRule
@@ -271,6 +272,16 @@ class PushWorld:
     def owned(self) -> None:
         """Wait until each partition has an owner among the workers."""
         poll_for(lambda: self._owners() is not None, 120, "an owner of each partition")
+
+    def shared(self) -> None:
+        """Wait until both workers have their share: what is handed over in the middle of a burst gets receipts again."""
+
+        def sizes() -> list[int]:
+            found = look_at_instances(self.settings).push
+            return sorted(len(one.partitions) for one in found if one.state == "running")
+
+        even = [_PARTITIONS // 2] * 2
+        poll_for(lambda: sizes() == even, 120, "even shares of two workers", every=0.5)
 
     def _owners(self) -> list[_Worker] | None:
         found = [one for one in self._workers if one.running and "partition is ours" in one.text()]
@@ -517,6 +528,7 @@ def push_world(
     try:
         made.fill()
         made.owned()
+        made.shared()
         with device_processes(spec, folder, processes) as fleet:
             fleet.all_there(devices // 4)
             made.writer.start()

@@ -616,6 +616,19 @@ class PushWorld:
         self._lose_acks(choice // 7)
         self.take_over(clean=False)
 
+    def hand_over(self, choice: int) -> None:
+        """The process ends in order, if what is under way ends soon. What it acknowledged of a batch is lost."""
+        self.core.drain()
+        self.run()
+        for step in range(50):
+            if self.core.settled:
+                break
+            for one in (self.arrive, self.puback, self.answer, self.pull, self.find, self.copy, self.store):
+                one(choice + step)
+        clean = self.core.clean
+        self._lose_acks(choice)
+        self.take_over(clean=clean)
+
     def take_over(self, *, clean: bool) -> None:
         self.writes.clear()
         for link in self.links:

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.contract.commands import Command
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
-from bridge.settings import IngestSettings, MqttSettings, PulsarSettings, Settings
+from bridge.settings import IngestSettings, PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from tests.support.merging import merged
 from tests.support.push import push_settings
@@ -20,8 +20,6 @@ from tests.support.waiting import poll_for
 def resume_settings(
     stack: LocalStack,
     namespaces: PulsarSettings,
-    *,
-    links: Iterable[dict[str, object]] = (),
     **changes: object,
 ) -> Settings:
     """Return settings of push and ingest whose topics are those of this test alone."""
@@ -32,19 +30,14 @@ def resume_settings(
         mqtt,
         **merged({"resume": {"answer_topic": f"{root}/resumed", "interval": "200ms", "allow_earliest": True}}, changes),
     )
-    ingest = IngestSettings(
-        filters=(f"{root}/readings/#",),
-        resume_topic=f"{root}/resume/+device",
-        links=tuple(links),  # type: ignore[arg-type]
-    )
+    ingest = IngestSettings(filters=(f"{root}/readings/#",), resume_topic=f"{root}/resume/+device")
     return made.model_copy(update={"ingest": ingest})
 
 
 class OffsetDevice:
     """A device with a clean session; ``protocol`` is its MQTT version."""
 
-    def __init__(self, settings: Settings, name: str, *, protocol: str = "5", at: MqttSettings | None = None) -> None:
-        """``at`` is another broker, for its requests."""
+    def __init__(self, settings: Settings, name: str, *, protocol: str = "5") -> None:
         self.name = name
         self.got: list[str] = []
         """Payloads; ``"answer"`` for an answer to a request."""
@@ -59,20 +52,15 @@ class OffsetDevice:
         self._answers = f"{settings.push.resume.answer_topic}/{name}"
         mqtt = settings.mqtt.model_copy(update={"protocol": protocol})
         self._client = DeviceClient(mqtt, f"{root}-{name}", on_message=self._on_message, persistent=True)
-        self._other = None if at is None else DeviceClient(at, f"{root}-{name}-asks")
 
     def __enter__(self) -> OffsetDevice:
         self._client.connect(30)
         self._client.subscribe(f"{self._commands}/#")
         self._client.subscribe(self._answers)
-        if self._other is not None:
-            self._other.connect(30)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._client.close()
-        if self._other is not None:
-            self._other.close()
 
     def _on_message(self, message: Message) -> None:
         if message.topic == self._answers:
@@ -92,9 +80,8 @@ class OffsetDevice:
 
     def ask(self, payload: str) -> None:
         """Publish a request, at QoS 1, and wait until the broker has it."""
-        client = self._other or self._client
-        client.publish(self._asks, payload.encode())
-        assert client.flush()
+        self._client.publish(self._asks, payload.encode())
+        assert self._client.flush()
 
     @property
     def after_answer(self) -> list[str]:

@@ -40,8 +40,7 @@ __all__ = ["BadCommand", "Expander"]
 
 CHUNK: Final = 1000
 """Entries that are written before how far they came is stored."""
-_AGAIN_AT_ONCE: Final = 200
-"""There is no hurry, and a group command may have come meanwhile."""
+_AGAIN_AT_ONCE: Final = 200  # there is no hurry, and a group command may have come meanwhile
 
 _NO_BROADCASTS: Final = "a broadcast needs push.confirm: device, because only answers show which devices had it"
 
@@ -64,15 +63,11 @@ class Expander:
     _roster: Roster
     _membership: Membership
     _log: GroupLog
-    _template: str
-    """For commands that name no topic."""
-    _longest_us: int
-    """How long a command may be open."""
+    _template: str  # for commands that name no topic
+    _longest_us: int  # how long a command may be open
     _chunk: int = CHUNK
-    _broadcast_topic: str = ""
-    """Template of the topics of broadcasts; empty if devices do not answer."""
-    _links: Sequence[str] = ("",)
-    """The MQTT brokers, each of which gets a broadcast."""
+    _broadcast_topic: str = ""  # template of the topics of broadcasts; empty if devices do not answer
+    _links: Sequence[str] = ("",)  # the MQTT brokers, each of which gets a broadcast
     _ids: set[tuple[str, str]] = field(init=False)
     _handled: deque[CommandPosition] = field(default_factory=deque)  # came, and not released; in order
     _highest: CommandPosition = BEFORE_ALL
@@ -255,12 +250,7 @@ class Expander:
             self._log.write_receipts(refused)
 
     def _receipt(
-        self,
-        position: CommandPosition,
-        command: GroupCommand | BadCommand,
-        state: str,
-        reason: str,
-        members: int = 0,
+        self, position: CommandPosition, command: GroupCommand | BadCommand, state: str, reason: str, members: int = 0
     ) -> Receipt:
         whole = command if isinstance(command, GroupCommand) else None
         return Receipt(

@@ -49,10 +49,8 @@ log = structlog.get_logger("push")
 
 _ANSWER_PATIENCE_S: Final = 60.0
 """A restart of Pulsar is shorter, and the client sends again what it had not answered."""
-_AT_ONCE: Final = 10_000
-"""Messages without a receipt; the queues of the producers take more."""
-_QUEUE: Final = 4
-"""Group commands may be large."""
+_AT_ONCE: Final = 10_000  # messages without a receipt; the queues of the producers take more
+_QUEUE: Final = 4  # group commands may be large
 
 _Sent = tuple[Producer, str, str, bytes, dict[str, Any]]
 """Producer, topic, key, payload and further arguments of a message."""

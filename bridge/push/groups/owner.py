@@ -40,8 +40,7 @@ log = structlog.get_logger("push")
 
 _ABSENT_S: Final = 30.0
 _RECEIVE_MS: Final = 500
-_LOOK_S: Final = 30.0
-"""How often devices are looked for that a pattern may mean."""
+_LOOK_S: Final = 30.0  # how often devices are looked for that a pattern may mean
 
 
 _AT_ONCE: Final = 10_000
@@ -139,11 +138,7 @@ class GroupOwner:
     """Owns the roster of groups whenever Pulsar lets it, until it is stopped."""
 
     def __init__(
-        self,
-        settings: Settings,
-        metrics: PushMetrics,
-        part: Part,
-        failed: Callable[[BaseException], None],
+        self, settings: Settings, metrics: PushMetrics, part: Part, failed: Callable[[BaseException], None]
     ) -> None:
         self._settings = settings
         self._metrics = metrics

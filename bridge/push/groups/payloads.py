@@ -11,9 +11,8 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -92,12 +91,10 @@ class PayloadCache:
 log = structlog.get_logger("push")
 
 _RETRY_S: Final = (0.2, 5.0)
-_NEAR: Final = 4
-"""Payloads may be large: few of them wait in a reader's queue."""
+_NEAR: Final = 4  # payloads may be large: few of them wait in a reader's queue
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadCame:
+class PayloadCame(NamedTuple):
     """A payload that a partition waits for; None when Pulsar does not have it any more."""
 
     position: CommandPosition

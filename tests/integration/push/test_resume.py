@@ -28,7 +28,6 @@ from tests.support.push import (
     write_commands,
 )
 from tests.support.resuming import OffsetDevice, resume_settings
-from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
 
 pytestmark = pytest.mark.stack
@@ -220,28 +219,6 @@ def test_h27_a_flood_of_requests_is_served_by_the_latest(stack: LocalStack, name
         poll_for(lambda: requests_left(settings) == 0, 30, "no request is left")
         assert metrics.counters["resume_answers"].labels("superseded")._value.get() >= 90
         assert len(device.answers) <= 8
-
-
-def test_h27_a_device_may_ask_at_another_broker_than_that_of_its_commands(
-    stack: LocalStack, mosquitto: LocalStack, namespaces: PulsarSettings
-) -> None:
-    here, there = mqtt_settings(stack), mqtt_settings(mosquitto)
-    links = [
-        {"name": "here", "client_id": f"{here.client_id}-here"},
-        {"name": "there", "host": there.host, "port": there.port, "client_id": f"{here.client_id}-there"},
-    ]
-    settings = resume_settings(stack, namespaces, links=links, position_in="topic")
-    provision(settings)
-    commands = [command(settings, "d", n) for n in range(20)]
-    with (
-        running_ingest(settings),
-        push_in_thread(settings),
-        OffsetDevice(settings, "d", protocol="3.1.1", at=there) as device,
-    ):
-        write_commands(settings, commands)
-        device.awaits(commands)
-        device.ask(device.places["4"])
-        device.goes_on_with(commands[5:])
 
 
 def test_h27_for_a_trimmed_position_the_device_gets_a_report_and_the_remaining_commands(

@@ -199,7 +199,7 @@ def test_a_message_that_is_no_command_is_acknowledged_after_its_dead_letter() ->
 def test_what_a_former_owner_gave_up_does_not_become_an_overflow_when_its_ack_was_lost() -> None:
     known = Cursor(16)
     known.settle(position(1), "d-1", delivered=False, at_us=0)
-    core = a_core(d=known)
+    core = Partition(0, LIMITS.nested(), {"d": known}, position(1))
     core.arrived(position(1), command(1), NOW)
     row = only(core.take(NOW))
     assert isinstance(row, StoreReceipt)
@@ -207,6 +207,22 @@ def test_what_a_former_owner_gave_up_does_not_become_an_overflow_when_its_ack_wa
     assert row.receipt.reason.startswith("recovered: given up before")
     core.settlement.receipt_stored(position(1))
     assert only(core.take(NOW)) == Ack(position(1))
+
+
+@pytest.mark.parametrize("cleanly", [False, True])
+def test_h25_a_command_before_the_cursor_gets_its_receipt_unless_the_former_owner_left_cleanly(cleanly: bool) -> None:
+    """Pulsar acknowledges batches as a whole: what is handed over in the middle of one comes again."""
+    known = Cursor(16)
+    known.settle(position(1), "d-1", delivered=True, at_us=0)
+    core = Partition(0, LIMITS.nested(), {"d": known}, None if cleanly else position(2))
+    core.arrived(position(1), command(1), NOW)
+    row = only(core.take(NOW))
+    if not cleanly:
+        assert isinstance(row, StoreReceipt)
+        assert row.receipt.state == "delivered"
+        core.settlement.receipt_stored(position(1))
+        row = only(core.take(NOW))
+    assert row == Ack(position(1))
 
 
 def test_a_lost_link_sends_again_in_order_and_marks_it() -> None:

@@ -74,11 +74,11 @@ def test_h26_what_the_broker_alone_confirmed_is_retained_for_devices_that_left_m
     core, stored = a_core(), dict[str, bytes]()
     for entry in range(20):
         deliver(core, f"d{entry}", entry, stored)
-    assert core.retention.keeps_from(NOW) == position(0)
+    assert core.retention.end_scan(NOW).oldest == position(0)
     core.gone("d2", NOW + SECOND, NOW + SECOND)
     assert core.segments.parked == 1, "what it may not have is sent again"
     later = NOW + LIMITS.unsure_us + 20 * SECOND
-    assert core.retention.keeps_from(later) > position(0)  # type: ignore[operator]
+    assert core.retention.end_scan(later).oldest > position(0)  # type: ignore[operator]
     core.take(later)
     core.gone("d5", later, later)
     assert core.segments.parked == 1

@@ -165,7 +165,7 @@ def test_h25_h29_ids_are_gathered_and_stored_in_segments_before_they_are_acknowl
     core.take(later)
     core.arrived(position(3), command(3), later)  # its acknowledgement was lost
     assert core.take(later) == [Ack(position(3))]
-    assert core.retention.keeps_from(later) == position(0)
+    assert core.retention.end_scan(later).oldest == position(0)
 
 
 def test_h27_what_arrives_while_a_device_is_replayed_comes_after_what_is_parked() -> None:
@@ -532,9 +532,8 @@ def test_h26_a_worker_that_dies_before_the_absence_is_known_forgets_nothing(stor
         assert stored_as(core, core.take(NOW + number), cursors, 1) == 1
     now = NOW + SECOND
     core = successor(cursors, BROKER, now)  # the first has died before it knew that the device is offline
-    assert core.retention.keeps_from(now) == position(0)
+    assert core.retention.end_scan(now).oldest == position(0)
     core.alive("d", NOW)  # it was there when it had the first
-    assert core.retention.keeps_from(now) == position(1)
     core.gone("d", now, now)
     actions = core.take(now)
     now += SECOND
@@ -580,8 +579,8 @@ def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
     core.take(NOW)
     core.settlement.receipt_stored(position(1))
     later = NOW + BROKER.unsure_us + SECOND
-    assert core.retention.keeps_from(NOW) == position(0)
-    assert core.retention.keeps_from(later) > position(0)  # type: ignore[operator]
+    assert core.retention.end_scan(NOW).oldest == position(0)
+    assert core.retention.end_scan(later).oldest > position(0)  # type: ignore[operator]
 
 
 def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_push_again() -> None:
@@ -597,7 +596,7 @@ def test_h26_the_retention_subscription_keeps_commands_that_a_later_owner_may_pu
     core.take(NOW)
     core.settlement.receipt_stored(position(1))
     core.take(NOW)
-    assert core.retention.keeps_from(NOW + 1) == position(1)
+    assert core.retention.end_scan(NOW + 1).oldest == position(1)
     assert core.retention.trims_to(NOW + 1) is None
     assert core.retention.trims_to(NOW + BROKER.unsure_us) is None
     assert core.retention.trims_to(NOW + BROKER.unsure_us + 2) == position(1)
@@ -702,19 +701,19 @@ def test_h30_what_waits_for_long_is_moved_and_a_crash_in_between_loses_and_doubl
         writes += [action for action in actions if isinstance(action, StoreSegment)]
         now += SECOND
         core.tick(now)
-    assert core.retention.keeps_from(now) == position(0)  # not stored yet
+    assert core.retention.end_scan(now).oldest == position(0)  # not stored yet
     writes += of(StoreSegment, actions)
     assert [len(read_segment(w.payload).ids) if w.payload else 0 for w in writes] == [256, 0]
     for write in writes[:stored]:
         cursors[write.key] = write.payload
         core.segment_stored(write.parked)
         core.relocation.stored(write.relocation)
-    assert core.retention.keeps_from(now) == (position(0) if stored == 0 else position(256))
+    assert core.retention.end_scan(now).oldest == (position(0) if stored == 0 else position(256))
     for key in [key for key, payload in cursors.items() if not payload]:
         del cursors[key]
     core = successor(cursors, limits, now)
     assert core.segments.parked == 300
-    assert core.retention.keeps_from(now) == (position(0) if stored == 0 else position(256))
+    assert core.retention.end_scan(now).oldest == (position(0) if stored == 0 else position(256))
     assert core.retention.keeps_copies_from() == (None if stored == 0 else CommandPosition(50, 0, -1))
     core.alive("d", now + 1)
     asked: list[int] = []
@@ -783,7 +782,7 @@ def test_h30_a_device_that_comes_back_in_the_middle_of_a_move_is_served_from_whe
     assert pull.copies == (None,)
     core.relocation.copied(order.relocation, [CommandPosition(50, 0, -1)], now)
     assert not of(StoreSegment, core.take(now + SECOND))
-    assert core.retention.keeps_from(now) == position(1)
+    assert core.retention.end_scan(now).oldest == position(1)
 
 
 def away(limits: Limits, names: list[str]) -> Partition:

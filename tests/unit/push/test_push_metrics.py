@@ -72,14 +72,22 @@ def test_times_are_taken_from_receipts_of_delivered_commands() -> None:
     assert registry.get_sample_value("pulsebridge_push_receipts_total", {"state": "delivered"}) == 2
 
 
-def test_a_core_reports_its_devices_those_that_refuse_and_the_oldest_command() -> None:
+def test_a_partition_shows_its_devices_those_that_refuse_and_the_age_of_the_oldest_command() -> None:
+    registry = CollectorRegistry()
+    partition = PushMetrics(registry).partition(0)
     core = Partition(0, Limits().nested(), {}, None)
     core.link_up()
-    assert (len(core.devices.awake), core.devices.retrying, core.commands.oldest_emitted_us) == (0, 0, 0)
+
+    def shown() -> list[float | None]:
+        partition.show(core, 2_000_100, {})
+        names = ("devices", "held_back_devices", "oldest_pending_seconds")
+        return [registry.get_sample_value(f"pulsebridge_push_{name}", {"partition": "0"}) for name in names]
+
+    assert shown() == [0, 0, 0]
     for number, device in enumerate(("a", "b")):
         command = Command(f"{device}-1", device, f"{device}/commands", b"x", emitted_at_us=100 + number)
         core.arrived(CommandPosition(1, number, -1), command, 1000)
     pushes = core.take(1000)
-    assert (len(core.devices.awake), core.devices.retrying, core.commands.oldest_emitted_us) == (2, 0, 100)
+    assert shown() == [2, 0, 2]
     core.confirmed(pushes[0].number, 0x87, 2000)  # type: ignore[union-attr]
-    assert (core.devices.retrying, core.commands.oldest_emitted_us) == (1, 100)
+    assert shown() == [2, 1, 2]

@@ -52,7 +52,7 @@ EVENTS: Final = (
     "write_command", "write_command", "receive", "receive", "arrive", "arrive", "puback", "puback", "answer", "publish",
     "hear", "copy", "trim", "store", "store", "store", "pull", "pull", "find", "ask", "leave", "come_back", "work",
     "connect", "pass_time", "pass_time", "write_bad", "read_again", "lose_link", "close_link", "kill_broker", "forget",
-    "write_again", "lose_cursors", "crash",
+    "write_again", "lose_cursors", "crash", "hand_over",
 )  # fmt: skip
 MOVES: Final = (*EVENTS, "move", "move", "will")
 """With several brokers, between which devices move."""
@@ -68,6 +68,7 @@ RARE: Final = frozenset(
         "write_again",
         "lose_cursors",
         "crash",
+        "hand_over",
         "ask",
     ]
 )
