@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 __all__ = ["Answer", "Request", "busy"]
@@ -18,25 +18,20 @@ class Answer(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-class Request(ABC):
+@dataclass(frozen=True, slots=True)
+class Request:
     """A request whose head is accepted."""
 
-    __slots__ = ()
-
+    take: Callable[[bytes], asyncio.Future[Any] | Answer]
+    """Begins it with the complete body. The future returns the argument of ``answer``."""
+    answer: Callable[[Any], Answer]
+    """Returns the answer to a result; None if there was none in time."""
     patience: float
     """How long its result may take, in seconds."""
     max_body: int
     """Maximum size of its body, in bytes."""
-    waits: bool
+    waits: bool = False
     """Whether it waits for what may not come: it ends when its client leaves."""
-
-    @abstractmethod
-    def take(self, body: bytes) -> asyncio.Future[Any] | Answer:
-        """Begin, with the complete body. The future returns the argument of ``answer``."""
-
-    @abstractmethod
-    def answer(self, result: Any) -> Answer:
-        """Return the answer to a result; None if there was none in time."""
 
 
 def busy(why: str) -> Answer:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -105,9 +106,9 @@ class HttpApp:
 
     def _request(self, head: Head, granted: list[Filters]) -> Request | Answer:
         path, _, query = head.target.partition(b"?")
-        if path.startswith(DEVICES_PREFIX) and self._commands is None:
-            return Answer(404, {"message": "commands are not served here: http.commands.topics is empty"})
-        if path.startswith(DEVICES_PREFIX) and self._commands is not None:
+        if path.startswith(DEVICES_PREFIX):
+            if self._commands is None:
+                return Answer(404, {"message": "commands are not served here: http.commands.topics is empty"})
             if self.closing:
                 return busy("the service is stopping")
             return self._commands.request(head.method, path, query, granted)
@@ -124,7 +125,8 @@ class HttpApp:
             return Answer(
                 403, {"message": "requests to resume are not accepted over HTTP; http.allow_resume allows them"}
             )
-        return _Publish(self, message, self._http.limits.store_timeout, self._http.limits.body_size)
+        limits = self._http.limits
+        return Request(partial(self._store, message), _stored, limits.store_timeout, limits.body_size)
 
     def _tokens_in_force(self) -> Tokens:
         now = time.monotonic()
@@ -150,10 +152,9 @@ class HttpApp:
         except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
             return _fault(e)
 
-    def store(self, message: Message) -> asyncio.Future[Outcome] | Answer:
-        """Take a message; the future returns its outcome once it is stored."""
+    def _store(self, message: Message, body: bytes) -> asyncio.Future[Outcome] | Answer:
         try:
-            future = self.intake.take(message)
+            future = self.intake.take(message._replace(payload=body))
         except SaturatedError as e:
             return busy(f"{e.what}; the message was not accepted")
         reach("http_before_receipt")
@@ -162,31 +163,19 @@ class HttpApp:
         return future
 
 
-@dataclass(frozen=True, slots=True)
-class _Publish(Request):
-    """A message without its payload."""
-
-    app: HttpApp
-    message: Message
-    patience: float
-    max_body: int
-    waits: bool = False
-
-    def take(self, body: bytes) -> asyncio.Future[Outcome] | Answer:
-        return self.app.store(self.message._replace(payload=body))
-
-    def answer(self, result: Outcome | None) -> Answer:
-        if result is None or result.unknown:
-            return busy(
-                "Pulsar has not confirmed the message in time; it may still be stored, and a retry may store it twice"
-            )
-        reach("http_after_receipt")
-        if result.left_out is not None:
-            why = _LEFT_OUT.get(result.left_out, result.left_out)
-            return Answer(400, {"message": f"not a reading, so it is not stored: {why}"})
-        if result.dead_letter is not None:
-            return Answer(202, {"message": "stored among the dead letters", "reason": result.dead_letter})
-        return Answer(200, {"message": "OK"})
+def _stored(result: Outcome | None) -> Answer:
+    """Return the answer to an accepted message; ``result`` is None if Pulsar did not confirm it in time."""
+    if result is None or result.unknown:
+        return busy(
+            "Pulsar has not confirmed the message in time; it may still be stored, and a retry may store it twice"
+        )
+    reach("http_after_receipt")
+    if result.left_out is not None:
+        why = _LEFT_OUT.get(result.left_out, result.left_out)
+        return Answer(400, {"message": f"not a reading, so it is not stored: {why}"})
+    if result.dead_letter is not None:
+        return Answer(202, {"message": "stored among the dead letters", "reason": result.dead_letter})
+    return Answer(200, {"message": "OK"})
 
 
 _LEFT_OUT: Final = {

@@ -32,8 +32,6 @@ log = structlog.get_logger("ingest")
 _RETRY_S: Final = 60.0
 """How long a refused link waits before it retries, in seconds."""
 _LOOK_S: Final = 0.2
-
-
 _ADVICE_S: Final = 1.5
 """How long the advice to read a session that processes share counts, in seconds."""
 
@@ -45,10 +43,10 @@ class LinkRunner:
     uses its client id, the link ends, and the owner decides whether that ends the service. Failures of other links do
     not reach this thread. ``settings.mqtt`` is its connection, ``slot`` its session.
 
-    ``alone`` means that the service has no other link: a refusal then ends it without a retry. The link's thread calls
-    ``ended`` at its end, with the link.
+    If the service has no other link, a refusal ends it without a retry. The link's thread calls ``ended`` at its end, with
+    the link.
 
-    With ``shared`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs while it
+    With ``ingest.shard: auto`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs while it
     is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the session to the
     last process that connects, and what the former one did not acknowledge comes again. So two processes that both read
     it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before it is certain
@@ -61,31 +59,31 @@ class LinkRunner:
         settings: Settings,
         service: Service,
         slot: SessionSlot,
-        *,
-        alone: bool,
         ended: Callable[[LinkRunner], None],
-        shared: bool = False,
     ) -> None:
         self.name = name
-        self.has = not shared
+        self._shared = settings.ingest.shard == AUTO
+        self.has = not self._shared
         """Whether this process reads the session, or is about to."""
         self.worker: IngestWorker | None = None
         self.failure: BaseException | None = None
         """The error that ended it, None while it runs and after a stop."""
         self._settings = settings
         self._service = service
-        self._alone = alone
         self._ended = ended
         self._part = service.health.part(f"mqtt {name}", loop=True)
         self._slot = slot
         self._store = ThreadPoolExecutor(1, thread_name_prefix=f"ingest-session-{name}")
         self._was_ready = False
-        self._shared = shared
         self._wanted = threading.Event()
         self._advised_at = -math.inf
-        if not shared:
+        if not self._shared:
             self._wanted.set()
         self._thread = threading.Thread(target=self._run, name=f"ingest-{name}", daemon=True)
+
+    @property
+    def _alone(self) -> bool:
+        return not self._settings.ingest.links
 
     @property
     def ready(self) -> bool:
@@ -327,9 +325,7 @@ class MqttHandler(ProtocolHandler):
                 self._settings.model_copy(update={"mqtt": mqtt}),
                 service,
                 slot,
-                alone=not self._settings.ingest.links,
-                ended=self._link_ended,
-                shared=shared,
+                self._link_ended,
             )
         for other, data in service.advertised(self.protocol_name).items() if not shared else ():
             self._compare(other, data)

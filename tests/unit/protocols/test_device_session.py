@@ -22,7 +22,7 @@ from bridge.mqtt.types import (
     Subscription,
 )
 from bridge.protocols.commands import CommandOutcome, answer_to, read_device_command
-from bridge.protocols.device_session import Confirmation, DeviceSession, Fetch, SessionContext
+from bridge.protocols.device_session import DeviceRequest, DeviceSession, SessionContext
 from bridge.settings import Settings
 from bridge.settings.fetch import Status
 from bridge.settings.mqtt import MqttSettings
@@ -132,8 +132,8 @@ class Link:
         self.closed = self.closed or "dropped"
         self.broker.lost(self)
 
-    def disconnect(self, *, forget: bool) -> None:
-        self.closed = self.closed or ("forgotten" if forget else "left")
+    def disconnect(self) -> None:
+        self.closed = self.closed or "left"
         self.broker.lost(self)
 
 
@@ -161,12 +161,14 @@ class World:
     def fetch(self, after: int | None = None, wait_s: float = 30) -> list[CommandOutcome]:
         found: list[CommandOutcome] = []
         after_text = "" if after is None else position(after)
-        self.session.ask(Fetch("d", after_text, wait_s, found.append))
+        self.session.ask(DeviceRequest("d", after_text, found.append, wait_s))
         return found
 
     def confirm(self, number: int, payload: bytes = b"", *, failed: bool = False) -> list[CommandOutcome]:
         found: list[CommandOutcome] = []
-        self.session.ask(Confirmation("d", position(number), payload, failed, found.append))
+        self.session.ask(
+            DeviceRequest("d", position(number), found.append, fetches=False, payload=payload, failed=failed)
+        )
         return found
 
     def wait(self, seconds: float) -> None:
@@ -320,7 +322,7 @@ def test_signs_are_given_when_nothing_waits_for_the_device() -> None:
     assert world.signs[-1] == b"offline"
     assert world.session.ended
     world.session.close()
-    assert cast("Link", world.session.link).closed == "forgotten"
+    assert cast("Link", world.session.link).closed == "left"
 
 
 def test_a_session_that_was_kept_gives_no_absence_and_first_what_was_queued() -> None:
