@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract.names import name_problem
 from bridge.errors import ConfigError
 from bridge.mqtt.turns import turn_all
@@ -34,6 +35,9 @@ __all__ = ["AwaitedCommands"]
 _TURN_S: Final = 1.0
 _DIALS: Final = 16
 """Sessions that connect at the same time, because each dials in a thread of its own."""
+_GIVEN: Final = 16
+_GIVEN_BYTES: Final = 16 * 1024 * 1024
+"""Positions that are remembered of a device; memory for those of all devices."""
 _HELD_BYTES: Final = 64 * 1024 * 1024
 """Commands in memory that devices have not confirmed. Beyond it the session of the device with most of them ends; its commands
 stay at the MQTT broker.
@@ -56,6 +60,7 @@ class AwaitedCommands:
         self._context = SessionContext(service.settings, fetch, Poller(), time.monotonic)
         self._inbox: deque[Callable[[], None]] = deque()
         self._sessions: dict[str, DeviceSession] = {}
+        self._given: BoundedMap[deque[str]] = BoundedMap(_GIVEN_BYTES, each=_GIVEN * 128)
         self._stopping = threading.Event()
         self._deadline = 0.0
         self._thread = start_thread("device-sessions", self._run, service.failed)
@@ -151,7 +156,9 @@ class AwaitedCommands:
         if session is None and not stopping and len(self._sessions) < self._context.fetch.devices:
             status = status_of(self._context.settings.push.presence.rules, request.device)
             if status is not None:
-                session = self._sessions[request.device] = DeviceSession(request.device, status, self._context)
+                given = self._given.get(request.device) or deque(maxlen=_GIVEN)
+                self._given.put(request.device, given)
+                session = self._sessions[request.device] = DeviceSession(request.device, status, self._context, given)
         if session is None or stopping:
             why = "the service is stopping" if stopping else "too many devices fetch commands"
             request.end(CommandOutcome(unavailable=why))

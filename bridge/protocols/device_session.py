@@ -7,7 +7,8 @@ Commit order of a command. The process may die between any two steps:
 3. With ``push.confirm: device``: the answer is published, and the broker confirms that. A position proves what it answers, so
    any process can do it, also one that does not have the command. After a crash before it push sends the command again.
 4. PUBACK to the broker. With ``push.confirm: broker`` the session is persistent: the broker sends what has no PUBACK to the
-   device's next session. At most one command, the first, was given and not confirmed; there it is marked.
+   device's next session. What the device may have had is marked there: what this process gave it lately, because a broker
+   that dies loses PUBACKs; what has DUP; and the first command of a session that another process had.
 
 Signs of life and absence (H26, H31). A sign of life is given when nothing waits for the device's confirmation and nothing has
 come for a moment. On a connection without an earlier session a sign of absence precedes it, because what the broker has
@@ -17,6 +18,7 @@ confirmed to push since the last sign of life may be lost: push sends it again. 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +104,8 @@ class SessionContext:
 class DeviceSession(LinkHandler):
     """One device's session. Everything is called on the thread of the links."""
 
-    def __init__(self, device: str, status: Status, context: SessionContext) -> None:
+    def __init__(self, device: str, status: Status, context: SessionContext, given: deque[str]) -> None:
+        """``given`` has the positions that the device got lately from this process; it outlives the session."""
         self.device = device
         self.link = context.link(device, status, self)
         self.held = HeldCommands()
@@ -112,6 +115,7 @@ class DeviceSession(LinkHandler):
         """Nothing follows; the owner calls ``close``."""
         self._status = status
         self._context = context
+        self._given = given
         self._requests: list[DeviceRequest] = []  # one of them fetches at most
         self._confirmed = ""  # the last position
         self._resumed = False  # the next command may have been given by an earlier session
@@ -171,8 +175,10 @@ class DeviceSession(LinkHandler):
         self.ended = self._leaving_at is not None
 
     def close(self) -> None:
-        """Close the connection of a session that has ended: with DISCONNECT after a sign of absence, else with the will."""
-        if self._leaving_at is None:
+        """Close the connection of a session that has ended: with DISCONNECT after a sign of absence, else with the will. Without
+        DISCONNECT also if a command is not confirmed, so that it gets DUP.
+        """
+        if self._leaving_at is None or len(self.held):
             self.link.drop("the session ended")
         self.link.disconnect()
 
@@ -223,6 +229,7 @@ class DeviceSession(LinkHandler):
         if waits and (command := self.held.give()) is not None:
             reach("fetch_before_give")
             self._active_at = self._context.clock()
+            self._given.append(command.position)
             self._end(lambda one: one.fetches, CommandOutcome(command))
 
     # --- the link's hooks ---
@@ -258,8 +265,9 @@ class DeviceSession(LinkHandler):
             self.link.acknowledge([message.mid], self.link.epoch)
             log.debug("a message on a command topic is not a command of push", device=self.device)
             return
-        # DUP says less: it is on all that the broker had sent, and Artemis leaves it out after an orderly end.
-        self.held.add(command._replace(repeat=command.repeat or self._resumed), message.mid)
+        # Artemis leaves DUP out after an orderly end of the connection, and after its own.
+        repeat = command.repeat or message.dup or self._resumed or command.position in self._given
+        self.held.add(command._replace(repeat=repeat), message.mid)
         self._resumed = False
         self._confirm(command.position)
         self._give()
