@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
 from bridge.http.access import Filters, Tokens, allows, host_problem, page_problem
-from bridge.http.answers import Answer, Request, busy
 from bridge.http.requests import DEVICES_PREFIX, PREFIX, InvalidRequestError, message_of
 from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError
 from bridge.killpoints import reach
@@ -40,11 +40,35 @@ from bridge.settings import Settings
 if TYPE_CHECKING:
     from bridge.http.commands import CommandRequests
 
-__all__ = ["Head", "HttpApp"]
+__all__ = ["Answer", "Head", "HttpApp", "Request", "busy"]
 
 log = structlog.get_logger("http")
 
 _TOKENS_KEPT_S: Final = 1.0
+
+
+class Answer(NamedTuple):
+    """A status, the members of the JSON body or a body of bytes, and additional headers."""
+
+    status: int
+    body: Mapping[str, str] | bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose head is accepted."""
+
+    take: Callable[[bytes], asyncio.Future[Any] | Answer]
+    """Begins it with the complete body. The future returns the argument of ``answer``."""
+    answer: Callable[[Any], Answer]
+    """Returns the answer to a result; None if there was none in time."""
+    patience: float
+    """How long its result may take, in seconds."""
+    max_body: int
+    """Maximum size of its body, in bytes."""
+    waits: bool = False
+    """Whether it waits for what may not come: it ends when its client leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +206,11 @@ _LEFT_OUT: Final = {
     "command": "the topic or the message belongs to commands",
     "broker": "the topic is a broker's own",
 }
+
+
+def busy(why: str) -> Answer:
+    """Return the answer that asks the client to retry."""
+    return Answer(503, {"message": why}, (("Retry-After", "1"),))
 
 
 def _fault(error: Exception) -> Answer:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote_to_bytes
 from bridge.contract.tagged_positions import read_position
 from bridge.errors import ContractError
 from bridge.http.access import Filters
-from bridge.http.answers import Answer, Request, busy
+from bridge.http.app import Answer, Request, busy
 from bridge.http.requests import DEVICES_PREFIX, InvalidRequestError, query_of, text_of
 from bridge.protocols.awaited_commands import AwaitedCommands
 from bridge.protocols.commands import CommandOutcome, DeviceCommand

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.contract.tagged_positions import PositionTags
 from bridge.http.access import Filters
-from bridge.http.answers import Answer, Request
+from bridge.http.app import Answer, Request
 from bridge.http.commands import CommandRequests
 from bridge.http.requests import InvalidRequestError
 from bridge.protocols.awaited_commands import AwaitedCommands
