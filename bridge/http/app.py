@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
 from bridge.http.access import Filters, Tokens, allows, host_problem, page_problem
-from bridge.http.answers import Answer, Request, busy
 from bridge.http.requests import DEVICES_PREFIX, PREFIX, InvalidRequestError, message_of
 from bridge.intake.awaited import AwaitedIntake, Outcome, SaturatedError
 from bridge.killpoints import reach
@@ -39,11 +40,35 @@ from bridge.settings import Settings
 if TYPE_CHECKING:
     from bridge.http.commands import CommandRequests
 
-__all__ = ["Head", "HttpApp"]
+__all__ = ["Answer", "Head", "HttpApp", "Request", "busy"]
 
 log = structlog.get_logger("http")
 
 _TOKENS_KEPT_S: Final = 1.0
+
+
+class Answer(NamedTuple):
+    """A status, the members of the JSON body or a body of bytes, and additional headers."""
+
+    status: int
+    body: Mapping[str, str] | bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose head is accepted."""
+
+    take: Callable[[bytes], asyncio.Future[Any] | Answer]
+    """Begins it with the complete body. The future returns the argument of ``answer``."""
+    answer: Callable[[Any], Answer]
+    """Returns the answer to a result; None if there was none in time."""
+    patience: float
+    """How long its result may take, in seconds."""
+    max_body: int
+    """Maximum size of its body, in bytes."""
+    waits: bool = False
+    """Whether it waits for what may not come: it ends when its client leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +130,9 @@ class HttpApp:
 
     def _request(self, head: Head, granted: list[Filters]) -> Request | Answer:
         path, _, query = head.target.partition(b"?")
-        if path.startswith(DEVICES_PREFIX) and self._commands is None:
-            return Answer(404, {"message": "commands are not served here: http.commands.topics is empty"})
-        if path.startswith(DEVICES_PREFIX) and self._commands is not None:
+        if path.startswith(DEVICES_PREFIX):
+            if self._commands is None:
+                return Answer(404, {"message": "commands are not served here: http.commands.topics is empty"})
             if self.closing:
                 return busy("the service is stopping")
             return self._commands.request(head.method, path, query, granted)
@@ -124,7 +149,8 @@ class HttpApp:
             return Answer(
                 403, {"message": "requests to resume are not accepted over HTTP; http.allow_resume allows them"}
             )
-        return _Publish(self, message, self._http.limits.store_timeout, self._http.limits.body_size)
+        limits = self._http.limits
+        return Request(partial(self._store, message), _stored, limits.store_timeout, limits.body_size)
 
     def _tokens_in_force(self) -> Tokens:
         now = time.monotonic()
@@ -150,10 +176,9 @@ class HttpApp:
         except Exception as e:  # noqa: BLE001 every request needs an answer, and must not affect others
             return _fault(e)
 
-    def store(self, message: Message) -> asyncio.Future[Outcome] | Answer:
-        """Take a message; the future returns its outcome once it is stored."""
+    def _store(self, message: Message, body: bytes) -> asyncio.Future[Outcome] | Answer:
         try:
-            future = self.intake.take(message)
+            future = self.intake.take(message._replace(payload=body))
         except SaturatedError as e:
             return busy(f"{e.what}; the message was not accepted")
         reach("http_before_receipt")
@@ -162,37 +187,30 @@ class HttpApp:
         return future
 
 
-@dataclass(frozen=True, slots=True)
-class _Publish(Request):
-    """A message without its payload."""
-
-    app: HttpApp
-    message: Message
-    patience: float
-    max_body: int
-    waits: bool = False
-
-    def take(self, body: bytes) -> asyncio.Future[Outcome] | Answer:
-        return self.app.store(self.message._replace(payload=body))
-
-    def answer(self, result: Outcome | None) -> Answer:
-        if result is None or result.unknown:
-            return busy(
-                "Pulsar has not confirmed the message in time; it may still be stored, and a retry may store it twice"
-            )
-        reach("http_after_receipt")
-        if result.left_out is not None:
-            why = _LEFT_OUT.get(result.left_out, result.left_out)
-            return Answer(400, {"message": f"not a reading, so it is not stored: {why}"})
-        if result.dead_letter is not None:
-            return Answer(202, {"message": "stored among the dead letters", "reason": result.dead_letter})
-        return Answer(200, {"message": "OK"})
+def _stored(result: Outcome | None) -> Answer:
+    """Return the answer to an accepted message; ``result`` is None if Pulsar did not confirm it in time."""
+    if result is None or result.unknown:
+        return busy(
+            "Pulsar has not confirmed the message in time; it may still be stored, and a retry may store it twice"
+        )
+    reach("http_after_receipt")
+    if result.left_out is not None:
+        why = _LEFT_OUT.get(result.left_out, result.left_out)
+        return Answer(400, {"message": f"not a reading, so it is not stored: {why}"})
+    if result.dead_letter is not None:
+        return Answer(202, {"message": "stored among the dead letters", "reason": result.dead_letter})
+    return Answer(200, {"message": "OK"})
 
 
 _LEFT_OUT: Final = {
     "command": "the topic or the message belongs to commands",
     "broker": "the topic is a broker's own",
 }
+
+
+def busy(why: str) -> Answer:
+    """Return the answer that asks the client to retry."""
+    return Answer(503, {"message": why}, (("Retry-After", "1"),))
 
 
 def _fault(error: Exception) -> Answer:

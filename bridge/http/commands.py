@@ -1,34 +1,21 @@
 """The requests by which a device fetches and confirms its commands, and their answers.
 
 ``GET /devices/{device}/commands?wait=30&after=POSITION`` returns the next command: its payload is the body, the rest is in
-headers. ``POST /devices/{device}/commands/{position}?failed=false`` confirms it; the body is the device's answer.
-
-======  ======================================================================================================
-status  meaning
-======  ======================================================================================================
-200     the command; or its confirmation has arrived
-204     no command in this time
-400     not a device or a position, or a wrong query: a retry does not help
-404     commands are not served here; or the position is not that of a command which waits for its confirmation
-409     a newer request of the device took the place of this one
-413     the answer is too large
-503     the MQTT broker or a process is away, the service stops, or too many devices fetch: retry. A command that was
-        not confirmed comes again, marked
-======  ======================================================================================================
+headers. ``POST /devices/{device}/commands/{position}?failed=false`` confirms it; the body is the device's answer. A table of
+the README has the statuses.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 from bridge.contract.tagged_positions import read_position
 from bridge.errors import ContractError
 from bridge.http.access import Filters
-from bridge.http.answers import Answer, Request, busy
+from bridge.http.app import Answer, Request, busy
 from bridge.http.requests import DEVICES_PREFIX, InvalidRequestError, query_of, text_of
 from bridge.protocols.awaited_commands import AwaitedCommands
 from bridge.protocols.commands import CommandOutcome, DeviceCommand
@@ -38,34 +25,23 @@ __all__ = ["CommandRequests"]
 
 _LEVEL: Final = b"commands"
 _WAIT_S: Final = 30
+_MAX_WAIT_S: Final = 60
 _SPARE_S: Final = 5.0
 _UNKNOWN: Final = "no command at this position waits for a confirmation; fetch: if it is not settled, it comes again"
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked(Request):
-    """A request whose head is accepted."""
-
-    begin: Callable[[bytes], asyncio.Future[CommandOutcome]]
-    patience: float
-    max_body: int
-    waits: bool
-
-    def take(self, body: bytes) -> asyncio.Future[CommandOutcome]:
-        return self.begin(body)
-
-    def answer(self, result: CommandOutcome | None) -> Answer:
-        if result is None:
-            return busy("the MQTT broker did not answer in time")
-        if result.unavailable:
-            return busy(f"{result.unavailable}; what is not confirmed comes again")
-        if result.superseded:
-            return Answer(409, {"message": "a newer request of this device took the place of this one"})
-        if result.command is not None:
-            return _shown(result.command)
-        if result.confirmed:
-            return Answer(200, {"message": "OK"})
-        return Answer(204, {}) if self.waits else Answer(404, {"message": _UNKNOWN})
+def _answer(result: CommandOutcome | None, *, fetches: bool) -> Answer:
+    if result is None:
+        return busy("the MQTT broker did not answer in time")
+    if result.unavailable:
+        return busy(f"{result.unavailable}; what is not confirmed comes again")
+    if result.superseded:
+        return Answer(409, {"message": "a newer request of this device took the place of this one"})
+    if result.command is not None:
+        return _shown(result.command)
+    if result.confirmed:
+        return Answer(200, {"message": "OK"})
+    return Answer(204, {}) if fetches else Answer(404, {"message": _UNKNOWN})
 
 
 def _shown(command: DeviceCommand) -> Answer:
@@ -85,7 +61,6 @@ class CommandRequests:
 
     def __init__(self, settings: Settings, commands: AwaitedCommands) -> None:
         self._settings = settings
-        self._fetch = settings.http.commands
         self._commands = commands
 
     def request(self, method: bytes, path: bytes, query: bytes, granted: Iterable[Filters]) -> Request | Answer:
@@ -108,13 +83,13 @@ class CommandRequests:
 
     def _fetching(self, device: str, query: bytes) -> Request:
         asked = query_of(query, ("wait", "after"))
-        most, text = int(self._fetch.max_wait), asked.get("wait", "")
+        text = asked.get("wait") or str(_WAIT_S)
         wait_s = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
-        if text and not 1 <= wait_s <= most:
-            raise InvalidRequestError(f"wait is a number of seconds from 1 to {most}")
+        if not 1 <= wait_s <= _MAX_WAIT_S:
+            raise InvalidRequestError(f"wait is a number of seconds from 1 to {_MAX_WAIT_S}")
         after = _position(asked["after"]) if asked.get("after") else ""
-        wait_s = wait_s or min(_WAIT_S, most)
-        return _Asked(lambda _body: self._commands.fetch(device, after, wait_s), wait_s + _SPARE_S, 0, waits=True)
+        answer = partial(_answer, fetches=True)
+        return Request(lambda _: self._commands.fetch(device, after, wait_s), answer, wait_s + _SPARE_S, 0, waits=True)
 
     def _confirming(self, device: str, position: str, query: bytes) -> Request:
         failed = query_of(query, ("failed",)).get("failed", "false")
@@ -125,10 +100,9 @@ class CommandRequests:
                 "with push.confirm: broker no command is sent again because it failed: confirm it"
             )
 
-        def begin(body: bytes) -> asyncio.Future[CommandOutcome]:
-            return self._commands.confirm(device, position, body, failed=failed == "true")
-
-        return _Asked(begin, self._settings.http.limits.store_timeout, self._fetch.answer_size, waits=False)
+        begin = partial(self._commands.confirm, device, position, failed=failed == "true")
+        limits = self._settings.http.limits
+        return Request(begin, partial(_answer, fetches=False), limits.store_timeout, limits.body_size)
 
 
 def _position(text: str) -> str:

@@ -21,8 +21,7 @@ from typing import Any, Final
 import h11
 
 from bridge.http.access import Filters, certificate_filters, certificate_names
-from bridge.http.answers import Answer, Request, busy
-from bridge.http.app import Head, HttpApp
+from bridge.http.app import Answer, Head, HttpApp, Request, busy
 from bridge.settings import Settings
 
 __all__ = ["REFUSAL", "Connections"]

@@ -32,8 +32,6 @@ log = structlog.get_logger("ingest")
 _RETRY_S: Final = 60.0
 """How long a refused link waits before it retries, in seconds."""
 _LOOK_S: Final = 0.2
-
-
 _ADVICE_S: Final = 1.5
 """How long the advice to read a session that processes share counts, in seconds."""
 
@@ -48,8 +46,8 @@ class LinkRunner:
     If the service has no other link, a refusal ends it without a retry. The link's thread calls ``ended`` at its end, with
     the link.
 
-    With ``ingest.shard: auto`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs while it
-    is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the session to the
+    With ``ingest.shard: auto`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs
+    while it is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the session to the
     last process that connects, and what the former one did not acknowledge comes again. So two processes that both read
     it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before it is certain
     that no other process has taken the session over.
@@ -79,7 +77,7 @@ class LinkRunner:
         self._was_ready = False
         self._wanted = threading.Event()
         self._advised_at = -math.inf
-        if self.has:
+        if not self._shared:
             self._wanted.set()
         self._thread = threading.Thread(target=self._run, name=f"ingest-{name}", daemon=True)
 

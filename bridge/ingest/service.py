@@ -140,7 +140,7 @@ class IngestService:
         """Record the device, and have the other links record it as soon as it moves there."""
         presence.note(link, device)
         for intake in self._intakes:
-            if intake.link != link:
+            if intake.metrics.link != link:
                 intake.seen_elsewhere(device)
 
     def advertised(self, protocol: str) -> Mapping[str, str]:

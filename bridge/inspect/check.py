@@ -33,7 +33,7 @@ from bridge.push.inbound import push_filters
 from bridge.routing.readings_topics import static_topics, topics_to_read
 from bridge.routing.rules import subscriptions, with_resume
 from bridge.settings import MqttSettings, Settings
-from bridge.settings.fetch import DEVICE_IN_TOPIC, FetchSettings
+from bridge.settings.fetch import FetchSettings, fetched_topics
 from bridge.settings.http import HttpSettings
 
 __all__ = ["TIERS", "Finding", "check_endpoints", "check_rights"]
@@ -229,7 +229,7 @@ def _needs(settings: Settings, needs: Needs) -> str:
 
 def _fetched(mqtt: MqttSettings, fetch: FetchSettings) -> str:
     """Try to subscribe to the commands that devices fetch. The right to publish their status is not tried."""
-    filters = [topic.replace(DEVICE_IN_TOPIC, "+") for topic in fetch.topics]
+    filters = fetched_topics("+", fetch)
     codes = try_subscribing(mqtt, filters)
     refused = [one for one, code in zip(filters, codes, strict=True) if code >= 0x80]
     if refused:

@@ -85,7 +85,6 @@ class Intake:
         self.metrics = LinkMetrics(link)
         self._stalls = StallLog((health or Health()).part(f"writes of {link}"), settings.ingest)
         self._settings = settings
-        self.link = link
         envelope = Envelope(link=link, protocol=protocol, mark=settings.ingest.retained == "mark")
         self._targets = Targets(settings, mapper, envelope, alive)
         self._skip_retained = settings.ingest.retained == "skip"
@@ -223,7 +222,7 @@ class Intake:
         mqtt_topic = reading.properties[P_TOPIC]
         log.warning(
             "message goes to the dead letters. Action: see pulsebridge dead-letters list",
-            link=self.link,
+            link=self.metrics.link,
             mqtt_topic=mqtt_topic[:200],
             why=reason,
             shown=1,
@@ -244,7 +243,7 @@ class Intake:
             self.metrics.counters["cut"].inc()
             log.error(
                 "payload is too large for a dead letter, only its head is kept. Action: limit the size of messages",
-                link=self.link,
+                link=self.metrics.link,
                 mqtt_topic=mqtt_topic[:200],
                 bytes=size,
                 shown=1,

@@ -106,14 +106,13 @@ class LinkMetrics:
         """Counters with a second label, by name and its value."""
         self.gauges = {name: of.gauges[name].labels(link) for name in _GAUGES}
         self.store = of.store.labels(link)
-        self.client_address = link
-        """The MQTT broker of the link, as host:port; of another protocol its name."""
-        self._link = link
+        self.link = self.client_address = link
+        """``client_address`` is the MQTT broker of the link, as host:port; of another protocol its name."""
 
     def stored_at(self, broker: str, messages: Sequence[Reading]) -> None:
         """Count messages that a Pulsar broker has stored."""
         size = sum(len(message.payload) for message in messages)
-        TRAFFIC.add(self._link, self.client_address, broker, len(messages), size)
+        TRAFFIC.add(self.link, self.client_address, broker, len(messages), size)
 
 
 class SessionMetrics:

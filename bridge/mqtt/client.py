@@ -315,15 +315,12 @@ class Link:
         if self._sock is not None:
             self._lose(Disconnected(self.epoch if self.connected else 0, why, reason))
 
-    def disconnect(self, *, forget: bool = False) -> None:
-        """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent; with ``forget`` the broker
-        deletes it (MQTT 5).
-        """
+    def disconnect(self) -> None:
+        """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""
         if self._sock is not None:
             if self.connected:
                 self._sock.lingers = True  # so that the last acknowledgements arrive
-                forgets = forget and self._reader.mqtt5
-                self._sock.send(packets.FORGET_PACKET if forgets else packets.DISCONNECT_PACKET)
+                self._sock.send(packets.DISCONNECT_PACKET)
             self._close_socket()
         self._dialler.cancel()
         self.reconnects.lost = None

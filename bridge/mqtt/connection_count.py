@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,11 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.loggers import get_logger
 from bridge.mop_metrics import MopCollector
-from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.pulsar.watch import watching
 from bridge.settings.mqtt import MqttSettings
 from bridge.tls import client_context
+
+if TYPE_CHECKING:
+    from bridge.mqtt.device import DeviceClient
 
 __all__ = ["ConnectionCount", "mop_collector", "number_in"]
 
@@ -97,6 +99,10 @@ class ConnectionCount:
             )
 
     def _subscribe(self, topic: str) -> None:
+        from bridge.mqtt.device import (
+            DeviceClient,
+        )  # here, because a process that only serves HTTP needs no MQTT client
+
         client = DeviceClient(self._mqtt, f"pb-count-{secrets.token_hex(4)}", on_message=self._take)
         try:
             client.connect()

@@ -16,7 +16,6 @@ __all__ = [
     "CONNACK",
     "DISCONNECT",
     "DISCONNECT_PACKET",
-    "FORGET_PACKET",
     "NAMES",
     "PINGRESP",
     "PUBACK",
@@ -65,9 +64,6 @@ _MAX_REMAINING: Final = 268_435_455
 
 DISCONNECT_PACKET: Final = b"\xe0\0"
 """DISCONNECT with the reason 0, "Normal disconnection", which may be left out (MQTT 5, 3.14.2.1)."""
-
-FORGET_PACKET: Final = b"\xe0\7\0\5\x11\0\0\0\0"
-"""The same with the Session Expiry Interval 0 (MQTT 5, 3.14.2.2.2)."""
 
 _NAMES: Final = {"3.1": b"\0\6MQIsdp\3", "3.1.1": b"\0\4MQTT\4", "5": b"\0\4MQTT\5"}
 """Name and version of the protocol (MQTT 5, 3.1.2.1 and 3.1.2.2; MQTT 3.1, CONNECT)."""

@@ -13,16 +13,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
+from bridge.bounded_map import BoundedMap
 from bridge.contract.names import name_problem
 from bridge.errors import ConfigError
 from bridge.mqtt.turns import turn_all
 from bridge.poller import Poller
 from bridge.protocols.commands import CommandOutcome
-from bridge.protocols.device_session import Confirmation, DeviceSession, Fetch, SessionContext, subscribed_topics
+from bridge.protocols.device_session import DeviceRequest, DeviceSession, SessionContext
 from bridge.routing.templates import Filter
-from bridge.settings.fetch import FetchSettings, status_of
+from bridge.settings.fetch import FetchSettings, fetched_topics, status_of
 from bridge.threads import start_thread
 
 if TYPE_CHECKING:
@@ -33,12 +35,13 @@ __all__ = ["AwaitedCommands"]
 _TURN_S: Final = 1.0
 _DIALS: Final = 16
 """Sessions that connect at the same time, because each dials in a thread of its own."""
-
-
-class _Left(NamedTuple):
-    """The client of a request is gone."""
-
-    request: Fetch | Confirmation
+_GIVEN: Final = 16
+_GIVEN_BYTES: Final = 16 * 1024 * 1024
+"""Positions that are remembered of a device; memory for those of all devices."""
+_HELD_BYTES: Final = 64 * 1024 * 1024
+"""Commands in memory that devices have not confirmed. Beyond it the session of the device with most of them ends; its commands
+stay at the MQTT broker.
+"""
 
 
 class AwaitedCommands:
@@ -55,8 +58,9 @@ class AwaitedCommands:
             raise ConfigError(f"commands to devices that fetch them{problem}")
         self._loop = service.loop
         self._context = SessionContext(service.settings, fetch, Poller(), time.monotonic)
-        self._inbox: deque[Fetch | Confirmation | _Left] = deque()
+        self._inbox: deque[Callable[[], None]] = deque()
         self._sessions: dict[str, DeviceSession] = {}
+        self._given: BoundedMap[deque[str]] = BoundedMap(_GIVEN_BYTES, each=_GIVEN * 128)
         self._stopping = threading.Event()
         self._deadline = 0.0
         self._thread = start_thread("device-sessions", self._run, service.failed)
@@ -67,13 +71,11 @@ class AwaitedCommands:
         """Return the topics of a device's commands; a credential that may fetch them covers all of them. None if no device
         has this name.
         """
-        rules, limit = self._context.settings.push.presence.rules, self._context.settings.max_name_bytes
-        if name_problem(device, limit) is not None or set("+#\0") & set(device) or status_of(rules, device) is None:
+        settings = self._context.settings
+        invalid = set("+#\0") & set(device) or name_problem(device, settings.max_name_bytes) is not None
+        if invalid or status_of(settings.push.presence.rules, device) is None:
             return None
-        try:
-            return tuple(Filter.parse(one) for one in subscribed_topics(device, self._context.fetch))
-        except ValueError:
-            return None
+        return tuple(Filter.parse(one) for one in fetched_topics(device, self._context.fetch))
 
     def fetch(self, device: str, after: str, wait_s: float) -> asyncio.Future[CommandOutcome]:
         """Return the device's next command that is not confirmed, once there is one.
@@ -81,16 +83,15 @@ class AwaitedCommands:
         ``after`` is the position of the last command that the device has had, empty without one: it confirms that
         command, without an answer. A newer request of the device ends this one. ``device`` is a name with ``topics``.
         """
-        wait_s = min(wait_s, self._context.fetch.max_wait)
-        return self._ask(lambda end: Fetch(device, after, wait_s, end))
+        return self._ask(lambda end: DeviceRequest(device, after, end, wait_s))
 
     def confirm(self, device: str, position: str, payload: bytes, *, failed: bool) -> asyncio.Future[CommandOutcome]:
         """Confirm a command; ``payload`` is the device's answer. With ``failed`` push sends the command again."""
-        return self._ask(lambda end: Confirmation(device, position, payload, failed, end))
+        return self._ask(
+            lambda end: DeviceRequest(device, position, end, fetches=False, payload=payload, failed=failed)
+        )
 
-    def _ask(
-        self, request_of: Callable[[Callable[[CommandOutcome], None]], Fetch | Confirmation]
-    ) -> asyncio.Future[CommandOutcome]:
+    def _ask(self, made: Callable[[Callable[[CommandOutcome], None]], DeviceRequest]) -> asyncio.Future[CommandOutcome]:
         future: asyncio.Future[CommandOutcome] = self._loop.create_future()
 
         def finish(outcome: CommandOutcome) -> None:
@@ -101,12 +102,12 @@ class AwaitedCommands:
             with suppress(RuntimeError):  # the loop is closed, so no client waits
                 self._loop.call_soon_threadsafe(finish, outcome)
 
-        request = request_of(end)
-        future.add_done_callback(lambda one: self._post(_Left(request)) if one.cancelled() else None)
-        self._post(request)
+        request = made(end)
+        future.add_done_callback(lambda one: self._post(partial(self._leave, request)) if one.cancelled() else None)
+        self._post(partial(self._take, request))
         return future
 
-    def _post(self, event: Fetch | Confirmation | _Left) -> None:
+    def _post(self, event: Callable[[], None]) -> None:
         self._inbox.append(event)
         self._context.poller.wake()
 
@@ -135,44 +136,38 @@ class AwaitedCommands:
 
     def _turn(self) -> None:
         while self._inbox:
-            self._take(self._inbox.popleft())
+            self._inbox.popleft()()
         if self._stopping.is_set():
             for session in self._sessions.values():
                 session.end_requests(CommandOutcome(unavailable="the service is stopping"))
                 session.leave()
         now = time.monotonic()
         due = min([session.tick(now) for session in self._sessions.values()], default=now + _TURN_S)
-        turn_all([one.link for one in self._turning()], self._context.poller, max(0.0, due - now), self._close_ended)
+        links = [one.link for one in self._sessions.values() if one.ready]
+        links += [one.link for one in self._sessions.values() if not one.ready][:_DIALS]
+        turn_all(links, self._context.poller, max(0.0, due - now), self._close_ended)
 
-    def _turning(self) -> list[DeviceSession]:
-        """Return the sessions that have a turn: all that are connected, and some of the others."""
-        dials = 0
-        found = []
-        for session in self._sessions.values():
-            dials += not session.ready
-            if session.ready or dials <= _DIALS:
-                found.append(session)
-        return found
+    def _leave(self, request: DeviceRequest) -> None:
+        if request.device in self._sessions:
+            self._sessions[request.device].left(request)
 
-    def _take(self, event: Fetch | Confirmation | _Left) -> None:
-        if isinstance(event, _Left):
-            if event.request.device in self._sessions:
-                self._sessions[event.request.device].left(event.request)
-            return
-        session = self._sessions.get(event.device)
-        if session is None and len(self._sessions) < self._context.fetch.devices:
-            status = status_of(self._context.settings.push.presence.rules, event.device)
+    def _take(self, request: DeviceRequest) -> None:
+        stopping, session = self._stopping.is_set(), self._sessions.get(request.device)
+        if session is None and not stopping and len(self._sessions) < self._context.fetch.devices:
+            status = status_of(self._context.settings.push.presence.rules, request.device)
             if status is not None:
-                session = self._sessions[event.device] = DeviceSession(event.device, status, self._context)
-        if session is None or self._stopping.is_set():
-            why = "the service is stopping" if self._stopping.is_set() else "too many devices fetch commands"
-            event.end(CommandOutcome(unavailable=why))
+                given = self._given.get(request.device) or deque(maxlen=_GIVEN)
+                self._given.put(request.device, given)
+                session = self._sessions[request.device] = DeviceSession(request.device, status, self._context, given)
+        if session is None or stopping:
+            why = "the service is stopping" if stopping else "too many devices fetch commands"
+            request.end(CommandOutcome(unavailable=why))
         else:
-            session.ask(event)
+            session.ask(request)
 
     def _close_ended(self, _now: float) -> None:
         size = sum(one.held.size for one in self._sessions.values())
-        while size > self._context.fetch.held_size:
+        while size > _HELD_BYTES:
             largest = max(self._sessions.values(), key=lambda one: -1 if one.ended else one.held.size)
             size -= largest.held.size
             largest.fail(CommandOutcome(unavailable="too many commands wait for confirmations"))

@@ -88,17 +88,17 @@ class _Held:
     command: DeviceCommand
     mids: list[int]
     """Packet identifiers of it and of its repeats, which are acknowledged together."""
-    given: bool = False
 
 
 @dataclass(eq=False)
 class HeldCommands:
     """The commands of one device that the MQTT broker has sent and the device has not confirmed, in order."""
 
-    _held: dict[str, _Held] = field(default_factory=dict)
     size: int = 0
     """Approximate bytes in memory."""
-    _answering: set[str] = field(default_factory=set)
+    answering: set[str] = field(default_factory=set)
+    """Positions whose answers are being published: their commands are not given."""
+    _held: dict[str, _Held] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -108,37 +108,23 @@ class HeldCommands:
 
     def add(self, command: DeviceCommand, mid: int) -> None:
         """A command arrived, perhaps again while the device has it."""
-        known = self._held.get(command.position)
-        if known is not None:
-            known.mids.append(mid)
-            return
-        self._held[command.position] = _Held(command, [mid])
-        self.size += len(command.payload) + _EACH_BYTES
+        known = self._held.setdefault(command.position, _Held(command, []))
+        if not known.mids:
+            self.size += len(command.payload) + _EACH_BYTES
+        known.mids.append(mid)
 
     def give(self) -> DeviceCommand | None:
         """Return the command that the device gets next: the first one, until the device confirms it. None without one, and
-        while its confirmation is under way.
+        while its answer is being published.
         """
         first = next(iter(self._held.values()), None)
-        if first is None or first.command.position in self._answering:
+        if first is None or first.command.position in self.answering:
             return None
-        command = first.command._replace(repeat=first.command.repeat or first.given)
-        first.given = True
+        command, first.command = first.command, first.command._replace(repeat=True)
         return command
-
-    def answer(self, position: str) -> bool:
-        """The device has confirmed a position. Returns whether its answer is to be published, False if that has begun."""
-        begins = position not in self._answering
-        self._answering.add(position)
-        return begins
-
-    def answer_failed(self, position: str) -> None:
-        """The answer could not be published: the device gets the command again."""
-        self._answering.discard(position)
 
     def remove(self, position: str) -> list[int]:
         """A position is confirmed. Returns the packet identifiers to acknowledge."""
-        self._answering.discard(position)
         held = self._held.pop(position, None)
         if held is None:
             return []

@@ -6,8 +6,9 @@ Commit order of a command. The process may die between any two steps:
 2. The device confirms its position: in a request of its own, with an answer, or in its next fetch.
 3. With ``push.confirm: device``: the answer is published, and the broker confirms that. A position proves what it answers, so
    any process can do it, also one that does not have the command. After a crash before it push sends the command again.
-4. PUBACK to the broker. With ``push.confirm: broker`` the session is persistent: after a crash before the PUBACK the broker
-   sends the command to the device's next session, marked. At most one command, the first, was given and not confirmed.
+4. PUBACK to the broker. With ``push.confirm: broker`` the session is persistent: the broker sends what has no PUBACK to the
+   device's next session. What the device may have had is marked there: what this process gave it lately, because a broker
+   that dies loses PUBACKs; what has DUP; and the first command of a session that another process had.
 
 Signs of life and absence (H26, H31). A sign of life is given when nothing waits for the device's confirmation and nothing has
 come for a moment. On a connection without an earlier session a sign of absence precedes it, because what the broker has
@@ -17,7 +18,7 @@ confirmed to push since the last sign of life may be lost: push sends it again. 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,9 +33,9 @@ from bridge.mqtt.types import DISCONNECT_TAKEN_OVER, Connected, Disconnected, Li
 from bridge.poller import Poller
 from bridge.protocols.commands import CommandOutcome, HeldCommands, answer_to, read_device_command
 from bridge.settings import Settings
-from bridge.settings.fetch import DEVICE_IN_TOPIC, FetchSettings, Status
+from bridge.settings.fetch import FetchSettings, Status, fetched_topics
 
-__all__ = ["Confirmation", "DeviceSession", "Fetch", "SessionContext", "subscribed_topics"]
+__all__ = ["DeviceRequest", "DeviceSession", "SessionContext"]
 
 log = structlog.get_logger("protocols")
 
@@ -43,47 +44,33 @@ _QUIET_S: Final = 0.2
 _FAILED_FROM: Final = 0x80
 _NO_SUBSCRIBERS: Final = 0x10
 """Reason codes of PUBACK (MQTT 5, 3.4.2.1): failures, and no subscription to the topic."""
-_REDELIVERY_S: Final = 5.0
+_CONFIRM_S: Final = 5.0
 """How long a confirmation waits for its command, which the broker sends again to a new session."""
 _LEAVE_S: Final = 5.0
-_TAKEN_OVER: Final = "a newer request of the device took its place"
-_REMEMBERED: Final = 16
 _LONGEST: Final = 8 * 1024 * 1024
 """Largest packet, in bytes: Pulsar has no larger command."""
 _RECEIVE_MAXIMUM: Final = 60_000
 """Far above what waits for one device: Artemis 2.40 counts each message that was not acknowledged at the end of a connection
-against this number for as long as the session lives, and sends nothing when it is reached. ``held_size`` bounds memory.
+against this number for as long as the session lives, and sends nothing when it is reached.
 """
-_UNCONFIRMED: Final = 4
 
 
 @dataclass(eq=False)
-class Fetch:
-    """A request for the next command. ``after`` is the position that the device has had, empty without one."""
+class DeviceRequest:
+    """A request of a device. It confirms the command at ``position``, if that is not empty, and then ``fetches`` the next one;
+    else ``payload`` is the device's answer, and says with ``failed`` that the device could not execute the command.
 
-    device: str
-    after: str
-    wait_s: float
-    end: Callable[[CommandOutcome], None]
-    """Called once, on the thread of the links."""
-    until: float = 0.0
-
-
-@dataclass(eq=False)
-class Confirmation:
-    """The device has executed the command at ``position``, or ``failed`` to."""
+    ``end`` is called once, on the thread of the links.
+    """
 
     device: str
     position: str
-    payload: bytes
-    failed: bool
     end: Callable[[CommandOutcome], None]
+    wait_s: float = _CONFIRM_S
+    fetches: bool = True
+    payload: bytes = b""
+    failed: bool = False
     until: float = 0.0
-
-
-def subscribed_topics(device: str, fetch: FetchSettings) -> list[str]:
-    """Return the filters of the commands that a device fetches."""
-    return [topic.replace(DEVICE_IN_TOPIC, device) for topic in fetch.topics]
 
 
 @dataclass(frozen=True)
@@ -102,23 +89,23 @@ class SessionContext:
 
     def link(self, device: str, status: Status, handler: LinkHandler) -> Link:
         """Return the link of a device's session."""
-        fetch = self.fetch
         return Link(
-            self.settings.fetch_mqtt(fetch),
+            self.settings.fetch_mqtt(self.fetch),
             handler,
-            client_id=f"{fetch.client_id}-{device}",
+            client_id=f"{self.fetch.client_id}-{device}",
             persistent=not self.answers,
             receive_maximum=_RECEIVE_MAXIMUM,
             max_packet_bytes=_LONGEST,
             poller=self.poller,
-            will=Will(status.topic, status.offline, True, round(fetch.absent_after)),
+            will=Will(status.topic, status.offline, True, round(self.fetch.absent_after)),
         )
 
 
 class DeviceSession(LinkHandler):
     """One device's session. Everything is called on the thread of the links."""
 
-    def __init__(self, device: str, status: Status, context: SessionContext) -> None:
+    def __init__(self, device: str, status: Status, context: SessionContext, given: deque[str]) -> None:
+        """``given`` has the positions that the device got lately from this process; it outlives the session."""
         self.device = device
         self.link = context.link(device, status, self)
         self.held = HeldCommands()
@@ -128,9 +115,9 @@ class DeviceSession(LinkHandler):
         """Nothing follows; the owner calls ``close``."""
         self._status = status
         self._context = context
-        self._open: Fetch | None = None
-        self._confirmations: list[Confirmation] = []
-        self._confirmed: OrderedDict[str, None] = OrderedDict()  # the last positions
+        self._given = given
+        self._requests: list[DeviceRequest] = []  # one of them fetches at most
+        self._confirmed = ""  # the last position
         self._resumed = False  # the next command may have been given by an earlier session
         self._active_at = self._quiet_at = context.clock()
         self._signed_at: float | None = None
@@ -138,34 +125,36 @@ class DeviceSession(LinkHandler):
 
     # --- requests ---
 
-    def ask(self, request: Fetch | Confirmation) -> None:
-        """A request of the device."""
+    def ask(self, request: DeviceRequest) -> None:
+        """A request of the device. A newer fetch ends the older one."""
         now = self._active_at = self._context.clock()
         if self._leaving_at is not None:
             self._leaving_at = self._signed_at = None
-        if isinstance(request, Confirmation):
-            request.until = now + _REDELIVERY_S
-            self._confirmations.append(request)
-            self._confirm(request.position)
-            return
-        if self._open is not None:
-            self._open.end(CommandOutcome(superseded=True))
+        if request.fetches:
+            self._end(lambda one: one.fetches, CommandOutcome(superseded=True))
         request.until = now + request.wait_s
-        self._open = request
-        self._confirm(request.after)
+        self._requests.append(request)
+        self._confirm(request.position)
         self._give()
 
-    def left(self, request: Fetch | Confirmation) -> None:
+    def left(self, request: DeviceRequest) -> None:
         """The client of a request is gone. What it has confirmed stays confirmed."""
-        if request is self._open:
-            self._open, self._active_at = None, self._context.clock()
+        if request.fetches and request in self._requests:
+            self._requests.remove(request)
+            self._active_at = self._context.clock()
+
+    def _end(self, which: Callable[[DeviceRequest], bool], outcome: CommandOutcome) -> None:
+        for one in [one for one in self._requests if which(one)]:
+            self._requests.remove(one)
+            one.end(outcome)
 
     def end_requests(self, outcome: CommandOutcome) -> None:
-        """End all requests."""
-        if self._open is not None:
-            self._open.end(outcome)
-            self._open = None
-        self._end_confirmations(lambda _one: True, CommandOutcome(unavailable=outcome.unavailable or _TAKEN_OVER))
+        """End all requests. A confirmation is never superseded: it is repeated."""
+        self._end(lambda one: one.fetches, outcome)
+        why = outcome.unavailable or "a newer request of the device took its place"
+        self._end(lambda _one: True, CommandOutcome(unavailable=why))
+
+    # --- the end ---
 
     def fail(self, outcome: CommandOutcome) -> None:
         """End all requests, and the session; the will gives the absence unless a new session begins."""
@@ -186,73 +175,62 @@ class DeviceSession(LinkHandler):
         self.ended = self._leaving_at is not None
 
     def close(self) -> None:
-        """Close the connection of a session that has ended: with DISCONNECT after a sign of absence, else with the will. The
-        broker keeps the session only if something in it is not confirmed.
+        """Close the connection of a session that has ended: with DISCONNECT after a sign of absence, else with the will. Without
+        DISCONNECT also if a command is not confirmed, so that it gets DUP.
         """
-        if self._leaving_at is None:
+        if self._leaving_at is None or len(self.held):
             self.link.drop("the session ended")
-        self.link.disconnect(forget=not len(self.held))
+        self.link.disconnect()
 
     # --- confirmations ---
 
     def _confirm(self, position: str) -> None:
         """Confirm the command at ``position`` if the device says so, and as soon as it is possible."""
-        asked = next((one for one in self._confirmations if one.position == position), None)
-        after = bool(position) and self._open is not None and self._open.after == position
-        if not (asked or after) or not self.ready:
+        asked = sorted((one for one in self._requests if one.position == position), key=lambda one: one.fetches)
+        if not position or not asked or not self.ready or position in self.held.answering:
             return
-        if position in self._confirmed and position not in self.held:
-            # The answer to an earlier confirmation was lost on its way to the device.
-            self._end_confirmations(lambda one: one.position == position, CommandOutcome(confirmed=True))
-            return
-        if not self._context.answers and position not in self.held:
-            return  # the broker sends it again to a new session
-        if not self.held.answer(position):
-            return
-        reach("fetch_before_answer")
-        if not self._context.answers:
+        answers, held = self._context.answers, position in self.held
+        if not held and position == self._confirmed:  # the answer to the confirmation was lost on its way to the device
+            self._end_confirmations(position, CommandOutcome(confirmed=True))
+        elif held and not answers:
+            reach("fetch_before_answer")
             self._acknowledge(position)
-            return
-        payload, failed = (b"", False) if asked is None else (asked.payload, asked.failed)
-        push, mqtt5 = self._context.settings.push, self.link.settings.protocol == "5"
-        topic, properties = answer_to(position, push, failed=failed, mqtt5=mqtt5)
-        self.link.publish(topic, payload, properties=properties, confirmed=partial(self._answered, position))
+        elif answers:  # without: the broker sends the command again to a new session
+            reach("fetch_before_answer")
+            self.held.answering.add(position)
+            push, mqtt5 = self._context.settings.push, self.link.settings.protocol == "5"
+            topic, properties = answer_to(position, push, failed=asked[0].failed, mqtt5=mqtt5)
+            confirmed = partial(self._answered, position)
+            self.link.publish(topic, asked[0].payload, properties=properties, confirmed=confirmed)
 
     def _answered(self, position: str, reason: int) -> None:
+        self.held.answering.discard(position)
         if reason < _FAILED_FROM and reason != _NO_SUBSCRIBERS:
-            reach("fetch_after_answer")
             self._acknowledge(position)
             return
-        self.held.answer_failed(position)
         why = "no push process receives answers" if reason == _NO_SUBSCRIBERS else f"MQTT reason 0x{reason:02X}"
-        outcome = CommandOutcome(unavailable=f"the answer could not be delivered: {why}")
-        self._end_confirmations(lambda one: one.position == position, outcome)
+        self._end_confirmations(position, CommandOutcome(unavailable=f"the answer could not be delivered: {why}"))
         self._give()
 
     def _acknowledge(self, position: str) -> None:
-        mids = self.held.remove(position)
-        if mids:
-            self.link.acknowledge(mids, self.link.epoch)
-        self._confirmed[position] = None
-        if len(self._confirmed) > _REMEMBERED:
-            self._confirmed.popitem(last=False)
-        self._quiet_at = self._context.clock()
-        self._end_confirmations(lambda one: one.position == position, CommandOutcome(confirmed=True))
+        reach("fetch_before_puback")
+        self.link.acknowledge(self.held.remove(position), self.link.epoch)
+        self._confirmed, self._quiet_at = position, self._context.clock()
+        self._end_confirmations(position, CommandOutcome(confirmed=True))
         self._give()
 
-    def _end_confirmations(self, which: Callable[[Confirmation], bool], outcome: CommandOutcome) -> None:
-        for one in [one for one in self._confirmations if which(one)]:
-            self._confirmations.remove(one)
-            one.end(outcome)
+    def _end_confirmations(self, position: str, outcome: CommandOutcome) -> None:
+        self._end(lambda one: one.position == position and not one.fetches, outcome)
 
     # --- commands ---
 
     def _give(self) -> None:
-        if self._open is None or not self.ready or (command := self.held.give()) is None:
-            return
-        reach("fetch_before_give")
-        request, self._open, self._active_at = self._open, None, self._context.clock()
-        request.end(CommandOutcome(command))
+        waits = self.ready and any(one.fetches for one in self._requests)
+        if waits and (command := self.held.give()) is not None:
+            reach("fetch_before_give")
+            self._active_at = self._context.clock()
+            self._given.append(command.position)
+            self._end(lambda one: one.fetches, CommandOutcome(command))
 
     # --- the link's hooks ---
 
@@ -262,7 +240,7 @@ class DeviceSession(LinkHandler):
         if not event.session_present:
             self._say(self._status.offline)
         below = "/#" if self._context.settings.push.position_in == "topic" else ""
-        topics = subscribed_topics(self.device, self._context.fetch)
+        topics = fetched_topics(self.device, self._context.fetch)
         filters = [one if one.endswith("#") else f"{one}{below}" for one in topics]
         self.link.subscribe([Subscription(one, retain_as_published=False) for one in filters])
 
@@ -274,7 +252,7 @@ class DeviceSession(LinkHandler):
             return
         self.ready = True
         self._quiet_at = self._context.clock()
-        for position in {one.position for one in self._confirmations} | {self._open.after if self._open else ""}:
+        for position in {one.position for one in self._requests}:
             self._confirm(position)
         self._give()
 
@@ -287,8 +265,9 @@ class DeviceSession(LinkHandler):
             self.link.acknowledge([message.mid], self.link.epoch)
             log.debug("a message on a command topic is not a command of push", device=self.device)
             return
-        # DUP says less: it is on all that the broker had sent, and Artemis leaves it out after an orderly end.
-        self.held.add(command._replace(repeat=command.repeat or self._resumed), message.mid)
+        # Artemis leaves DUP out after an orderly end of the connection, and after its own.
+        repeat = command.repeat or message.dup or self._resumed or command.position in self._given
+        self.held.add(command._replace(repeat=repeat), message.mid)
         self._resumed = False
         self._confirm(command.position)
         self._give()
@@ -311,28 +290,22 @@ class DeviceSession(LinkHandler):
 
     def tick(self, now: float) -> float:
         """Do what is due. Returns when the next is due."""
-        late = "" if self.ready else "the MQTT broker does not answer"
-        if self._open is not None or self._confirmations:
+        late = CommandOutcome(unavailable="" if self.ready else "the MQTT broker does not answer")
+        if self._requests:
             self._active_at = now
-        if self._open is not None and now >= self._open.until:
-            self._open.end(CommandOutcome(unavailable=late))
-            self._open = None
-        self._end_confirmations(lambda one: now >= one.until, CommandOutcome(unavailable=late))
+        self._end(lambda one: now >= one.until, late)
         if self._leaving_at is not None:
-            if now >= self._leaving_at + _LEAVE_S:  # the broker does not confirm: the will gives the absence
-                self.fail(CommandOutcome(unavailable=late))
-                return now
-            return self._leaving_at + _LEAVE_S
-        times = [one.until for one in self._confirmations]
-        if self._open is not None:
-            times.append(self._open.until)
+            if now < self._leaving_at + _LEAVE_S:
+                return self._leaving_at + _LEAVE_S
+            self.fail(late)  # the broker does not confirm: the will gives the absence
+            return now
         leave_at = self._active_at + self._context.fetch.absent_after
         if now >= leave_at:
             self.leave()
             return now
-        return min(leave_at, self._sign(now, waits=bool(times)), *times)
+        return min(leave_at, self._sign(now), *(one.until for one in self._requests))
 
-    def _sign(self, now: float, *, waits: bool) -> float:
+    def _sign(self, now: float) -> float:
         """Give a sign of life if it is time. Returns when to look again."""
         most = self._context.fetch.absent_after
         if not self.ready or len(self.held):
@@ -340,8 +313,8 @@ class DeviceSession(LinkHandler):
         at = self._quiet_at + _QUIET_S
         if self._signed_at is not None and (self._context.answers or self._signed_at >= self._quiet_at):
             # An answer is a sign as well; without answers each sign proves what was confirmed before it.
-            at = self._signed_at + most if waits else now + most
-        if now >= at and self.link.unconfirmed < _UNCONFIRMED:
+            at = self._signed_at + most if self._requests else now + most
+        if now >= at:
             self._signed_at, self._resumed = now, False
             self._say(self._status.online)
         return max(at, now + _QUIET_S)

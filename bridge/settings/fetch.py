@@ -11,9 +11,9 @@ from bridge.routing.patterns import Star
 from bridge.routing.templates import Filter
 from bridge.settings.base import COMMON, Section, checked_by
 from bridge.settings.push import PresenceRule
-from bridge.settings.units import Duration, Size
+from bridge.settings.units import Duration
 
-__all__ = ["DEVICE_IN_TOPIC", "FetchSettings", "Status", "status_of"]
+__all__ = ["FetchSettings", "Status", "fetched_topics", "status_of"]
 
 DEVICE_IN_TOPIC: Final = "{device}"
 _ONLINE: Final = ("online", "alive", "1")
@@ -41,15 +41,13 @@ class FetchSettings(Section):
     devices: int = Field(1000, ge=1, le=20_000)
     """Maximum number of devices that fetch at the same time, or have done so within absent_after; further ones get 503.
     Each open request also is one of http.limits.connections."""
-    max_wait: Duration = Field(Duration("60s"), ge=1)
-    """Maximum time that a request waits for a command."""
     absent_after: Duration = Field(Duration("30s"), ge=1)
     """Time without a request after which a device counts as offline: its commands wait in Pulsar. In whole seconds."""
-    answer_size: Size = Field(Size("64KiB"), ge=0)
-    """Maximum size of a device's answer; a larger one is refused with 413."""
-    held_size: Size = Field(Size("64MiB"), ge=16 * 1024 * 1024)
-    """Maximum size of the commands in memory that devices have not confirmed. Beyond it the requests of the device with
-    most of them end with 503; its commands stay at the MQTT broker."""
+
+
+def fetched_topics(device: str, fetch: FetchSettings) -> list[str]:
+    """Return the filters of the commands that a device fetches."""
+    return [topic.replace(DEVICE_IN_TOPIC, device) for topic in fetch.topics]
 
 
 class Status(NamedTuple):

@@ -50,7 +50,7 @@ HTTP_KILL_POINTS: Final = (
 FETCH_KILL_POINTS: Final = (
     "fetch_before_give",  # the MQTT broker has sent a command, its device does not have it
     "fetch_before_answer",  # the device has confirmed it, nothing of that is published
-    "fetch_after_answer",  # the MQTT broker has the device's answer, it has no PUBACK for the command
+    "fetch_before_puback",  # the MQTT broker has the device's answer, it has no PUBACK for the command
 )
 """Of ingest, for devices that fetch their commands."""
 

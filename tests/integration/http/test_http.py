@@ -21,7 +21,6 @@ import trustme
 
 from bridge import contract
 from bridge.ingest.service import IngestService
-from bridge.protocols.handler import Address
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import Settings
 from bridge.settings.http import HttpSettings
@@ -238,7 +237,7 @@ def test_each_request_needs_one_of_the_tokens_and_the_file_is_reloaded(pulsar: P
 
 
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
-def test_tls_with_a_certificate_that_is_replaced_while_it_runs(
+def test_both_ports_at_once_and_a_certificate_that_is_replaced_while_it_runs(
     pulsar: PulsarSettings, tmp_path: Path, mutual: bool
 ) -> None:
     ours, theirs = trustme.CA(), trustme.CA()
@@ -259,13 +258,15 @@ def test_tls_with_a_certificate_that_is_replaced_while_it_runs(
             return client.post(f"https://{address.host}:{address.port}/topics/fleet/a/m", content=b"x").status_code
 
     issue(ours)
-    http = {"port": None, "tls_port": 0, "tls_certificate": certificate, "tls_private_key": key}
+    http = {"port": 0, "tls_port": 0, "tls_certificate": certificate, "tls_private_key": key}
     if mutual:
         http |= {"tls_client_ca": authority, "certificates": ({"topics": ("fleet/#",)},)}
     with running_ingest(settings_of(pulsar, http)) as service:
-        address: Address = service.running.listeners["http"][0]
+        plain, address = service.running.listeners["http"]
+        url = f"http://{plain.host}:{plain.port}/topics/fleet/a/m"
         own = theirs if mutual else None
         assert post(ours, own) == 200
+        assert httpx.post(url, content=b"plain", timeout=60, trust_env=False).status_code == 200
         if mutual:
             for stranger in (None, ours):
                 with pytest.raises(httpx.TransportError):
@@ -275,6 +276,8 @@ def test_tls_with_a_certificate_that_is_replaced_while_it_runs(
         poll_for(lambda: taken(lambda: post(later, own)), 60, "the new certificate", every=0.3)
         with pytest.raises(httpx.TransportError):
             post(ours, own)
+        assert httpx.post(url, content=b"plain", timeout=60, trust_env=False).status_code == 200
+    assert {*payloads(pulsar)} == {b"x", b"plain"}
 
 
 def taken(act: Any) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.contract.tagged_positions import PositionTags
 from bridge.http.access import Filters
-from bridge.http.answers import Answer, Request
+from bridge.http.app import Answer, Request
 from bridge.http.commands import CommandRequests
 from bridge.http.requests import InvalidRequestError
 from bridge.protocols.awaited_commands import AwaitedCommands
@@ -48,7 +48,7 @@ class World:
         self.asked = Asked()
         settings = Settings(
             push={"confirm": confirm, "presence": {"rules": [{"filter": "devices/+device/status"}]}},
-            http={"commands": {"topics": ["devices/{device}/commands"], "max_wait": "1m"}},
+            http={"commands": {"topics": ["devices/{device}/commands"]}},
         )
         self.requests = CommandRequests(settings, cast("AwaitedCommands", self.asked))
 
@@ -77,7 +77,7 @@ def test_a_confirmation_has_the_answer_as_its_body() -> None:
     assert world.called("POST", f"/devices/d/commands/{POSITION}?failed=true")[-1] is True
     request = world.head("POST", f"/devices/d/commands/{POSITION}")
     assert isinstance(request, Request)
-    assert (request.max_body, request.waits) == (64 * 1024, False)
+    assert (request.max_body, request.waits) == (4 * 1024 * 1024, False)
 
 
 @pytest.mark.parametrize(

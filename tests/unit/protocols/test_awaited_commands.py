@@ -127,7 +127,8 @@ def test_a_client_that_leaves_gives_its_place_to_the_absence() -> None:
         poll_for(lambda: world.statuses[-1][1] == b"offline", 30, "the absence")
 
 
-def test_devices_and_what_they_hold_are_bounded() -> None:
+def test_devices_and_what_they_hold_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.protocols.awaited_commands._HELD_BYTES", 16 * 1024 * 1024)
     with (
         RawBroker(forwards=command(bytes(17 * 1024 * 1024))) as large,
         running(large) as world,
@@ -135,7 +136,7 @@ def test_devices_and_what_they_hold_are_bounded() -> None:
         assert world.result(world.fetch(wait_s=1)) == CommandOutcome()
     with (
         RawBroker(forwards=command(bytes(6 * 1024 * 1024))) as broker,
-        running(broker, devices=3, held_size="16MiB") as world,
+        running(broker, devices=3) as world,
     ):
         for name in ("a", "b"):
             assert world.result(world.fetch(name)).command is not None

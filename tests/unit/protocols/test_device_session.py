@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from bridge.mqtt.types import (
     Subscription,
 )
 from bridge.protocols.commands import CommandOutcome, answer_to, read_device_command
-from bridge.protocols.device_session import Confirmation, DeviceSession, Fetch, SessionContext
+from bridge.protocols.device_session import DeviceRequest, DeviceSession, SessionContext
 from bridge.settings import Settings
 from bridge.settings.fetch import Status
 from bridge.settings.mqtt import MqttSettings
@@ -132,8 +133,8 @@ class Link:
         self.closed = self.closed or "dropped"
         self.broker.lost(self)
 
-    def disconnect(self, *, forget: bool) -> None:
-        self.closed = self.closed or ("forgotten" if forget else "left")
+    def disconnect(self) -> None:
+        self.closed = self.closed or "left"
         self.broker.lost(self)
 
 
@@ -147,26 +148,29 @@ class World:
         self.now = 0.0
         self.broker = Broker(sets_dup=sets_dup, clean=push.get("confirm") == "device")
         self.settings = settings(**push)
-        self.outcomes: list[CommandOutcome] = []
+        self.given: deque[str] = deque(maxlen=16)
         self.session = self.process()
 
-    def process(self) -> DeviceSession:
-        """A process in which the device has a session from now on."""
+    def process(self, *, same: bool = False) -> DeviceSession:
+        """A process, or the ``same`` one, in which the device has a session from now on."""
+        self.given = self.given if same else deque(maxlen=16)
         fetch = self.settings.http.commands
         context = Context(self.settings, fetch, cast("Any", self.broker), lambda: self.now)
-        self.session = DeviceSession("d", STATUS, context)
+        self.session = DeviceSession("d", STATUS, context, self.given)
         self.broker.connect(self.session)
         return self.session
 
     def fetch(self, after: int | None = None, wait_s: float = 30) -> list[CommandOutcome]:
         found: list[CommandOutcome] = []
         after_text = "" if after is None else position(after)
-        self.session.ask(Fetch("d", after_text, wait_s, found.append))
+        self.session.ask(DeviceRequest("d", after_text, found.append, wait_s))
         return found
 
     def confirm(self, number: int, payload: bytes = b"", *, failed: bool = False) -> list[CommandOutcome]:
         found: list[CommandOutcome] = []
-        self.session.ask(Confirmation("d", position(number), payload, failed, found.append))
+        self.session.ask(
+            DeviceRequest("d", position(number), found.append, fetches=False, payload=payload, failed=failed)
+        )
         return found
 
     def wait(self, seconds: float) -> None:
@@ -288,12 +292,32 @@ def test_what_the_broker_keeps_for_the_next_process_is_confirmed_there() -> None
     assert number_of(world.fetch()) == (1, False)
     world.session.link.drop("killed")
     world.process()
-    assert number_of(world.fetch(after=1)) == (2, False)
+    assert number_of(world.fetch(after=1)) == (2, True)  # the former process may have given it
     world.session.link.drop("killed")
     world.process()
     assert world.confirm(2) == [CommandOutcome(confirmed=True)]
-    assert number_of(world.fetch()) == (3, False)
+    assert number_of(world.fetch()) == (3, True)
     assert world.answers == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_broker_that_died_sends_again_is_marked_though_it_says_nothing(late: bool) -> None:
+    world = World(sets_dup=False)
+    for number in (1, 2, 3):
+        world.broker.push(number)
+    assert number_of(world.fetch()) == (1, False)
+    assert number_of(world.fetch(after=1)) == (2, False)
+    world.broker.sent = {90: (1, False), **world.broker.sent}  # it has lost the PUBACK
+    cast("Link", world.session.link).lose(Disconnected(1, "killed"))
+    kept, world.broker.redeliver = world.broker.redeliver, [] if late else world.broker.redeliver
+    world.process(same=True)
+    if late:
+        world.wait(1)
+        world.broker.redeliver = kept
+        world.broker.pump()
+    assert number_of(world.fetch()) == (1, True)
+    assert number_of(world.fetch(after=1)) == (2, True)
+    assert number_of(world.fetch(after=2)) == (3, False)
 
 
 def test_signs_are_given_when_nothing_waits_for_the_device() -> None:
@@ -320,7 +344,7 @@ def test_signs_are_given_when_nothing_waits_for_the_device() -> None:
     assert world.signs[-1] == b"offline"
     assert world.session.ended
     world.session.close()
-    assert cast("Link", world.session.link).closed == "forgotten"
+    assert cast("Link", world.session.link).closed == "left"
 
 
 def test_a_session_that_was_kept_gives_no_absence_and_first_what_was_queued() -> None:
