@@ -32,8 +32,6 @@ log = structlog.get_logger("ingest")
 _RETRY_S: Final = 60.0
 """How long a refused link waits before it retries, in seconds."""
 _LOOK_S: Final = 0.2
-
-
 _ADVICE_S: Final = 1.5
 """How long the advice to read a session that processes share counts, in seconds."""
 
@@ -48,11 +46,11 @@ class LinkRunner:
     ``alone`` means that the service has no other link: a refusal then ends it without a retry. The link's thread calls
     ``ended`` at its end, with the link.
 
-    With ``shared`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs while it
-    is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the session to the
-    last process that connects, and what the former one did not acknowledge comes again. So two processes that both read
-    it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before it is certain
-    that no other process has taken the session over.
+    With ``ingest.shard: auto`` processes share the session (``bridge.protocols.sharing_instance.Share``): the link runs
+    while it is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the
+    session to the last process that connects, and what the former one did not acknowledge comes again. So two processes
+    that both read it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before
+    it is certain that no other process has taken the session over.
     """
 
     def __init__(
@@ -64,10 +62,9 @@ class LinkRunner:
         *,
         alone: bool,
         ended: Callable[[LinkRunner], None],
-        shared: bool = False,
     ) -> None:
         self.name = name
-        self.has = not shared
+        self.has = settings.ingest.shard != AUTO
         """Whether this process reads the session, or is about to."""
         self.worker: IngestWorker | None = None
         self.failure: BaseException | None = None
@@ -80,10 +77,9 @@ class LinkRunner:
         self._slot = slot
         self._store = ThreadPoolExecutor(1, thread_name_prefix=f"ingest-session-{name}")
         self._was_ready = False
-        self._shared = shared
         self._wanted = threading.Event()
         self._advised_at = -math.inf
-        if not shared:
+        if not self._shared:
             self._wanted.set()
         self._thread = threading.Thread(target=self._run, name=f"ingest-{name}", daemon=True)
 
@@ -92,6 +88,10 @@ class LinkRunner:
         """Whether the link is connected and has all its subscriptions."""
         worker = self.worker
         return worker is not None and worker.ready and worker.link.connected and self.failure is None
+
+    @property
+    def _shared(self) -> bool:
+        return self._settings.ingest.shard == AUTO
 
     @property
     def owns(self) -> bool:
@@ -329,7 +329,6 @@ class MqttHandler(ProtocolHandler):
                 slot,
                 alone=not self._settings.ingest.links,
                 ended=self._link_ended,
-                shared=shared,
             )
         for other, data in service.advertised(self.protocol_name).items() if not shared else ():
             self._compare(other, data)
@@ -337,9 +336,9 @@ class MqttHandler(ProtocolHandler):
             link.start()
         if shared:
             # Of equal sessions alone: another deployment has others, and so do other filters.
-            of = hashlib.sha256(advertised(self._settings).encode()).hexdigest()[:16]
+            which = hashlib.sha256(advertised(self._settings).encode()).hexdigest()[:16]
             shares = dict(enumerate(self.links.values()))
-            self._sharing = SharingInstance(self._settings.pulsar, shares, SESSIONS_PROTOCOL, of=of, polite=True)
+            self._sharing = SharingInstance(self._settings.pulsar, shares, f"{SESSIONS_PROTOCOL}-{which}", polite=True)
             self._sharing.start()
 
     def _compare(self, other: str, data: str) -> None:
