@@ -73,8 +73,8 @@ _PATIENCE_S: Final = 60.0
 _IDS: Final = 4096
 _MAX_INDEX: Final = 2**31 - 1
 _START_AGAIN: Final = (
-    "stop all writers and push with the new settings, delete the new topics of commands (of a new cluster its system "
-    "namespace), and repeat the move; commands that were written there must be written again"
+    "stop all writers and push with the new settings, delete its topics of commands, as MOVING.md lists them, and repeat the "
+    "move; commands that were written there must be written again"
 )
 
 

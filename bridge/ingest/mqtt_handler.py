@@ -53,6 +53,9 @@ class LinkRunner:
     it is certain that no other process has taken the session over.
     """
 
+    stuck, away = False, ()
+    """As a ``Share``: of one that cannot be reached no other process may do better, and /readyz shows it."""
+
     def __init__(
         self,
         name: str,
@@ -92,20 +95,6 @@ class LinkRunner:
     @property
     def _shared(self) -> bool:
         return self._settings.ingest.shard == AUTO
-
-    @property
-    def owns(self) -> bool:
-        """Whether this process reads the session, as far as sharing is concerned."""
-        return self.has
-
-    @property
-    def away(self) -> tuple[str, ...]:
-        """The links that cannot be reached: /readyz shows that."""
-        return ()
-
-    def is_stuck(self, _now: float) -> bool:
-        """Whether a takeover takes too long: never, because no other process may be better."""
-        return False
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Read the session, or hand it over to another process. From any thread."""

@@ -54,15 +54,12 @@ class Share(Protocol):
         """Whether this process has its exclusive producer, or reads the session."""
 
     @property
-    def owns(self) -> bool:
-        """Whether this process is the owner, after a takeover."""
+    def stuck(self) -> bool:
+        """Whether its takeover takes too long, because of the MQTT broker."""
 
     @property
     def away(self) -> Collection[str]:
         """The links whose MQTT brokers do not accept commands, while it is owned here."""
-
-    def is_stuck(self, now: float) -> bool:
-        """Whether its takeover takes too long, because of the MQTT broker; ``now`` in seconds of the monotonic clock."""
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own it, and if ``fence`` take it from a process that is silent; or hand it over to another process."""
@@ -121,10 +118,15 @@ class SharingInstance:
             log.debug("closing the connection to Pulsar", why=e.what)
 
     def _beat(self) -> Beat:
-        fit, shares = time.monotonic() >= self._rests_until, self._shares.items()
-        may = frozenset(number for number, share in shares if not self._leaving and (fit or share.owns))
-        away = frozenset(link for _, share in shares for link in share.away)
-        return Beat(may, frozenset(number for number, share in shares if share.has), away)
+        shares = self._shares.items()
+        has = frozenset(number for number, share in shares if share.has)
+        if self._leaving:
+            may = frozenset[int]()
+        elif time.monotonic() < self._rests_until:
+            may = frozenset(number for number in has if not self._shares[number].stuck)
+        else:
+            may = frozenset(self._shares)
+        return Beat(may, has, frozenset(link for _, share in shares for link in share.away))
 
     def _record(self) -> InstanceRecord:
         """Return the record to write. On the advertiser's thread."""
@@ -199,7 +201,7 @@ class SharingInstance:
 
     def _plan(self) -> None:
         now = time.monotonic()
-        if now >= self._rests_until and any(share.is_stuck(now) for share in self._shares.values()):
+        if now >= self._rests_until and any(share.stuck for share in self._shares.values()):
             self._rests_until = now + _REST_S
             log.warning(
                 "this process cannot take anything over, and leaves it to others if there are any. Action: see that it "
