@@ -87,8 +87,8 @@ class CommandSource:
         """
         for number, line in _lines(fd):
             try:
-                own = {"command_id": f"{self.prefix}-{number}"}
-                yield None if line is None else self._command(own | self.defaults | _fields(line))
+                unnamed = {"command_id": f"{self.prefix}-{number}", **self.defaults}
+                yield None if line is None else self._command(unnamed | _fields(line))
             except _Invalid as e:
                 raise ConfigError(f"line {number} of {name}: {e.problem}") from e
 
