@@ -143,6 +143,7 @@ def test_the_commands_of_the_page_move_an_installation_under_load(
             (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         old_ingest, old_push = (line.replace("new.yaml", "old.yaml") for line in (ingest, push))
         load = Load(stack, root, tmp_path)
+        run(provision.replace("new.yaml", "old.yaml"), tmp_path)
         with running(old_push, tmp_path):
             with running(old_ingest, tmp_path):
                 undo.enter_context(load)

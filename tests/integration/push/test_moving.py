@@ -106,7 +106,7 @@ def owned(settings: Settings) -> int:
 def check(device: OffsetDevice, commands: Sequence[Command]) -> None:
     """First arrivals are exactly these commands, in order; every repeat is marked."""
     got = [payload for payload in device.got if payload != "answer"]
-    assert list(dict.fromkeys(got)) == [one.payload.decode() for one in commands]
+    assert list(dict.fromkeys(got)) == [one.payload.decode() for one in commands], f"{device.name} got {got}"
     first: set[str] = set()
     for payload, repeat in zip(got, device.repeats, strict=True):
         assert repeat or payload not in first, f"{payload} came again and is not marked: {got}"
@@ -152,6 +152,7 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
             assert move(old, new, tmp_path, point).returncode == -9, point
         done = move(old, new, tmp_path)
         assert done.returncode == 0, done.stdout
+        assert "not in Pulsar" not in done.stdout
         again = move(old, new, tmp_path)
         assert again.stdout == "all was moved before: start push with the new settings\n"
         with PulsarClient(old.pulsar) as client, pytest.raises(TerminatedError):
