@@ -12,7 +12,7 @@ device are in one former partition, so their order is kept.
    as a property: first what push has acknowledged, then the rest. A relocated command gets its original place in the order.
 4. Write cursors and parked ids.
 5. Of each new partition: move the subscription of push behind what was acknowledged. Write the record of an owner, then the
-   term with the former partitions. A partition with this term is done.
+   term with the former partitions. With the last of these the move is done.
 
 After an interruption a second run continues: it finds the copies by their property, and repeats 4 and 5.
 """
@@ -73,20 +73,18 @@ _PATIENCE_S: Final = 60.0
 _IDS: Final = 4096
 _MAX_INDEX: Final = 2**31 - 1
 _START_AGAIN: Final = (
-    "stop all writers and push with the new settings, delete the new topics of commands (of a new cluster its system "
-    "namespace), and repeat the move; commands that were written there must be written again"
+    "stop all writers and push with the new settings, delete its topics of commands, as MOVING.md lists them, and repeat the "
+    "move; commands that were written there must be written again"
 )
 
 
 class MovedPartition(NamedTuple):
-    """What a run did with one new commands partition."""
+    """What a new commands partition got."""
 
-    partition: int
-    copied: int = 0
-    devices: int = 0
-    lost: int = 0
+    copied: int
+    devices: int
+    lost: int
     """Parked commands that Pulsar did not have any more."""
-    done_before: bool = False
 
 
 class _Record(NamedTuple):
@@ -95,10 +93,10 @@ class _Record(NamedTuple):
     properties: dict[str, str] | None = None
 
 
-def move(old: PulsarSettings, new: PulsarSettings) -> Iterator[MovedPartition]:
-    """Move the commands from the topics of ``old`` to those of ``new``, and yield each new partition when it is done.
+def move(old: PulsarSettings, new: PulsarSettings) -> list[MovedPartition]:
+    """Move the commands from the topics of ``old`` to those of ``new``, as ``move_commands``.
 
-    Raises ConfigError if both are the same topics, and as ``move_commands``.
+    Raises ConfigError if both are the same topics.
     """
     if (old.service_url, old.system_topic(COMMANDS_TOPIC)) == (new.service_url, new.system_topic(COMMANDS_TOPIC)):
         raise ConfigError(
@@ -123,29 +121,27 @@ def move(old: PulsarSettings, new: PulsarSettings) -> Iterator[MovedPartition]:
         def terminate() -> None:
             old_admin.request("POST", f"/{rest_path(former.commands)}/terminate/partitions")
 
-        yield from move_commands(former, PushTopics(new_client, new_admin), terminate)
+        return move_commands(former, PushTopics(new_client, new_admin), terminate)
 
 
-def move_commands(old: PushTopics, new: PushTopics, terminate: Callable[[], None]) -> Iterator[MovedPartition]:
-    """Move commands, cursors, parked ids and groups, and yield each new partition when it is done. ``terminate`` ends the
-    former commands topic.
+def move_commands(old: PushTopics, new: PushTopics, terminate: Callable[[], None]) -> list[MovedPartition]:
+    """Move commands, cursors, parked ids and groups. ``terminate`` ends the former commands topic.
 
-    Raises TerminalError while push runs on one of the sides, or if the new topics have commands that are not copies.
+    Returns what each new partition got; nothing if all were moved before. Raises TerminalError while push runs on one of
+    the sides, or if the new topics have commands that are not copies.
     """
     with ExitStack() as producers:
         for number in range(old.partitions):
             _own(old, CURSORS_TOPIC, number, producers)
         cursors = [_own(new, CURSORS_TOPIC, number, producers) for number in range(new.partitions)]
-        done = {number for number in range(new.partitions) if _is_done(new, number)}
-        if len(done) == new.partitions:
-            yield from (MovedPartition(number, done_before=True) for number in sorted(done))
-            return
+        if _is_done(new):
+            return []
         commands = [_own(new, COMMANDS_TOPIC, number, producers) for number in range(new.partitions)]
         moving = _Move(old, new, cursors, commands)
         moving.find_copies()
         terminate()
-        groups = None if _share_groups(old, new) else _move_groups(old, new, producers)
-        yield from moving.run(done, groups)
+        moving.copy(None if _share_groups(old, new) else _move_groups(old, new, producers))
+        return moving.finish()
 
 
 class _Move:
@@ -168,46 +164,40 @@ class _Move:
 
     def find_copies(self) -> None:
         """Note where the copies are. Raises TerminalError if the new topics have anything else."""
-        self._runs = defaultdict(PositionRuns)
+        self._runs, self._copied = defaultdict(PositionRuns), Counter()
         for target in range(self._new.partitions):
             prefix = True
             for source, original, copy in _copies(self._new, COMMANDS_TOPIC, target, self._generation):
                 self._runs[source, target].add(original, copy)
+                self._copied[target] += 1
                 prefix = prefix and original <= self._acknowledged[source]
                 if prefix:
                     self._behind[target] = copy
 
-    def run(self, done: set[int], groups: PositionRuns | None) -> Iterator[MovedPartition]:
-        """Move what is not done."""
-        sources = range(self._old.partitions)
+    def copy(self, groups: PositionRuns | None) -> None:
+        """Copy what the new partitions lack: of all former ones first what push has acknowledged, then the rest."""
         for first in (True, False):
-            for source in sources:
-                _write(self._lacking(source, acknowledged=first, groups=groups))
+            for source in range(self._old.partitions):
+                _write(
+                    (self._commands[target], _record(one, position.encode(source, self._generation), groups))
+                    for target, position, one in self._lacking(source)
+                    if (position <= self._acknowledged[source]) == first
+                )
         reach("move_after_copies")
         self.find_copies()
-        former = [self._translate(source) for source in sources]
-        reach("move_after_cursors")
-        clean = all(one for one, _, _ in former)
-        for target, producer in enumerate(self._cursors):
-            if target in done:
-                yield MovedPartition(target, done_before=True)
-                continue
-            self._subscribe(target)
-            of = [
-                FormerPartition(self._generation, source, secret, self._runs[source, target].since(begin))
-                for source, (_, secret, begin) in enumerate(former)
-                if target == source or self._old.partitions != self._new.partitions
-            ]
-            _write([(producer, _Record(OWNER_KEY, OwnerRecord(_TOKEN, 0, clean).encode()))])
-            _write([(producer, _Record(TERM_KEY, term_record(Term(new_secret(), tuple(of)))))])
-            yield MovedPartition(target, self._copied[target], self._devices[target], self._lost[target])
 
-    def _lacking(
-        self, source: int, *, acknowledged: bool, groups: PositionRuns | None
-    ) -> Iterator[tuple[Producer, _Record]]:
-        """Yield what the new partitions lack of a former one, of what push has acknowledged, or of the rest."""
-        found = _Records(self._old, source)
-        relocated = deque(sorted(one for _, one in found.parked.values() if one.copy not in (None, GONE)))
+    def _lacking(self, source: int) -> Iterator[tuple[int, CommandPosition, StoredMessage]]:
+        """Yield what the new partitions lack of a former one: new partition, former position, and message."""
+        for position, one in self._in_order(source):
+            target = self._target(source, one.properties.get(C_DEVICE, one.key))
+            last = self._runs[source, target].last
+            if last is None or position > last:
+                yield target, position, one
+
+    def _in_order(self, source: int) -> Iterator[tuple[CommandPosition, StoredMessage]]:
+        """Yield the commands of a former partition, the relocated ones at their original position."""
+        waiting = _Records(self._old, source).parked.values()
+        relocated = deque(sorted(one for _, one in waiting if one.copy not in (None, GONE)))
         topic = partition_name(self._old.full_name(PARKED_TOPIC), source)
         with closing(PositionReader(self._old.client, topic, source)) as reader:
             for stored in chain(self._old.scan(COMMANDS_TOPIC, source), (None,)):
@@ -217,23 +207,26 @@ class _Move:
                     one = relocated.popleft()
                     assert one.copy is not None
                     if one.position < position and (copy := reader.read(one.copy)) is not None:
-                        yield from self._lack(source, one.position, copy, acknowledged, groups)
+                        yield one.position, copy
                 if message is not None:
-                    yield from self._lack(source, position, message, acknowledged, groups)
+                    yield position, message
 
-    def _lack(
-        self,
-        source: int,
-        position: CommandPosition,
-        one: StoredMessage,
-        acknowledged: bool,
-        groups: PositionRuns | None,
-    ) -> Iterator[tuple[Producer, _Record]]:
-        target = self._target(source, one.properties.get(C_DEVICE, one.key))
-        last = self._runs[source, target].last
-        if (position <= self._acknowledged[source]) == acknowledged and (last is None or position > last):
-            self._copied[target] += 1
-            yield self._commands[target], _record(one, position.encode(source, self._generation), groups)
+    def finish(self) -> list[MovedPartition]:
+        """Write what push knows, so that it begins behind the copies of what was acknowledged."""
+        former = [self._translate(source) for source in range(self._old.partitions)]
+        reach("move_after_cursors")
+        clean = all(one for one, _, _ in former)
+        for target, producer in enumerate(self._cursors):
+            self._subscribe(target)
+            of = [
+                FormerPartition(self._generation, source, secret, self._runs[source, target].since(begin))
+                for source, (_, secret, begin) in enumerate(former)
+                if target == source or self._old.partitions != self._new.partitions
+            ]
+            _write([(producer, _Record(OWNER_KEY, OwnerRecord(_TOKEN, 0, clean).encode()))])
+            _write([(producer, _Record(TERM_KEY, term_record(Term(new_secret(), tuple(of)))))])
+        targets = range(self._new.partitions)
+        return [MovedPartition(self._copied[one], self._devices[one], self._lost[one]) for one in targets]
 
     def _translate(self, source: int) -> tuple[bool, bytes, CommandPosition | None]:
         """Write cursors and parked ids of a former partition, with the positions of the copies. Return whether its owner left
@@ -394,13 +387,13 @@ def _own(topics: PushTopics, local: str, partition: int, producers: ExitStack) -
     return producer
 
 
-def _is_done(new: PushTopics, partition: int) -> bool:
-    found = _Records(new, partition).cursors
-    if not found.term.former and found.owner is not None and found.owner.token != _TOKEN:
-        raise TerminalError(
-            f"push ran with the new settings before partition {partition} was moved", remedy=_START_AGAIN
-        )
-    return bool(found.term.former)
+def _is_done(new: PushTopics) -> bool:
+    found = [_Records(new, number).cursors for number in range(new.partitions)]
+    if all(one.term.former for one in found):
+        return True
+    if any(one.owner is not None and one.owner.token != _TOKEN for one in found):
+        raise TerminalError("push ran with the new settings before all was moved", remedy=_START_AGAIN)
+    return False
 
 
 def _record(stored: StoredMessage, origin: str, groups: PositionRuns | None) -> _Record:

@@ -46,12 +46,15 @@ class LinkRunner:
     If the service has no other link, a refusal ends it without a retry. The link's thread calls ``ended`` at its end, with
     the link.
 
-    With ``ingest.shard: auto`` processes share the session, as ``bridge.protocols.sharing_instance.Share``: the link runs
-    while it is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the session to the
-    last process that connects, and what the former one did not acknowledge comes again. So two processes that both read
-    it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before it is certain
-    that no other process has taken the session over.
+    With ``ingest.shard: auto`` processes share the session (``bridge.protocols.sharing_instance.Share``): the link runs
+    while it is wanted here. It is handed over in order: drained, acknowledged, disconnected. The broker gives the
+    session to the last process that connects, and what the former one did not acknowledge comes again. So two processes
+    that both read it for a moment lose and reorder nothing. A link whose connection was lost does not reconnect before
+    it is certain that no other process has taken the session over.
     """
+
+    stuck, away = False, ()
+    """As a ``Share``: of one that cannot be reached no other process may do better, and /readyz shows it."""
 
     def __init__(
         self,
@@ -62,8 +65,7 @@ class LinkRunner:
         ended: Callable[[LinkRunner], None],
     ) -> None:
         self.name = name
-        self._shared = settings.ingest.shard == AUTO
-        self.has = not self._shared
+        self.has = settings.ingest.shard != AUTO
         """Whether this process reads the session, or is about to."""
         self.worker: IngestWorker | None = None
         self.failure: BaseException | None = None
@@ -88,18 +90,8 @@ class LinkRunner:
         return worker is not None and worker.ready and worker.link.connected and self.failure is None
 
     @property
-    def owns(self) -> bool:
-        """Whether this process reads the session, as far as sharing is concerned."""
-        return self.has
-
-    @property
-    def away(self) -> tuple[str, ...]:
-        """The links that cannot be reached: /readyz shows that."""
-        return ()
-
-    def is_stuck(self, _now: float) -> bool:
-        """Whether a takeover takes too long: never, because no other process may be better."""
-        return False
+    def _shared(self) -> bool:
+        return self._settings.ingest.shard == AUTO
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Read the session, or hand it over to another process. From any thread."""
@@ -333,9 +325,9 @@ class MqttHandler(ProtocolHandler):
             link.start()
         if shared:
             # Of equal sessions alone: another deployment has others, and so do other filters.
-            of = hashlib.sha256(advertised(self._settings).encode()).hexdigest()[:16]
+            which = hashlib.sha256(advertised(self._settings).encode()).hexdigest()[:16]
             shares = dict(enumerate(self.links.values()))
-            self._sharing = SharingInstance(self._settings.pulsar, shares, SESSIONS_PROTOCOL, of=of, polite=True)
+            self._sharing = SharingInstance(self._settings.pulsar, shares, f"{SESSIONS_PROTOCOL}-{which}", polite=True)
             self._sharing.start()
 
     def _compare(self, other: str, data: str) -> None:

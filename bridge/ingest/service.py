@@ -8,10 +8,7 @@ sender repeats them.
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -89,18 +86,7 @@ class IngestService:
         self._pulsar: _Pulsar | None = None
         self._intakes: list[Intake] = []
         self._advertiser: Advertiser | None = None
-        self._start = InstanceRecord(
-            instance=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            state="starting",
-            started_ms=time.time_ns() // 1_000_000,
-            written_ms=0,
-            interval_s=settings.ingest.status_interval,
-            protocols={},
-            topics=[],
-            topics_count=0,
-        )
+        self._start = InstanceRecord.of_this_process(settings.ingest.status_interval)
 
     # --- for the handlers ---
 
@@ -249,7 +235,7 @@ class IngestService:
             self._pulsar.presence = PresenceWriter(client, admin)
             self._pulsar.presence.start()
         self.running.go(self, Phase.ADVERTISE)
-        self._advertiser = Advertiser(client, admin, self.record, self.settings.ingest.status_interval)
+        self._advertiser = Advertiser(client, self.record, self.settings.ingest.status_interval, tidying=admin)
         self._advertiser.start()
         self.running.go(self, Phase.START)
         self.changed()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-import psutil
-
 from bridge.contract import INSTANCES_TOPIC, partition_names
 from bridge.errors import ContractError, PulsebridgeError
 from bridge.protocols.board import read_board
 from bridge.protocols.records import InstanceRecord
-from bridge.protocols.sharing import GROUPS, PUSH_PROTOCOL, SESSIONS_PROTOCOL, Beat
+from bridge.protocols.sharing import GROUPS, PUSH_PROTOCOL, Beat, names_share
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from bridge.settings import Settings
@@ -68,8 +65,7 @@ def look_at_instances(settings: Settings) -> Instances:
                 board = read_board(client)
             now_ms = time.time_ns() // 1_000_000
             states = [(record, _state(record, now_ms)) for record in board]
-            others = {PUSH_PROTOCOL, SESSIONS_PROTOCOL}
-            records = [(record, state) for record, state in states if not others & record.protocols.keys()]
+            records = [one for one in states if not any(map(names_share, one[0].protocols))]
             push = [_push_process(record, state) for record, state in states if PUSH_PROTOCOL in record.protocols]
             owners, problem = _owners(admin, sorted({t for r, state in records if state != "gone" for t in r.topics}))
     except PulsebridgeError as e:
@@ -78,10 +74,7 @@ def look_at_instances(settings: Settings) -> Instances:
 
 
 def _state(record: InstanceRecord, now_ms: int) -> str:
-    here = record.host == socket.gethostname()
-    if record.gone(now_ms) or (here and not psutil.pid_exists(record.pid)):
-        return "gone"
-    return record.state
+    return "gone" if record.ended(now_ms) else record.state
 
 
 def _push_process(record: InstanceRecord, state: str) -> PushProcess:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -42,19 +43,17 @@ class Advertiser:
     def __init__(
         self,
         client: PulsarClient,
-        admin: PulsarAdmin,
         record: Callable[[], InstanceRecord],
         interval_s: float,
         *,
-        tidies: bool = True,
+        tidying: PulsarAdmin | None = None,
     ) -> None:
-        """``tidies``: whether it has the topic compacted too. Its next record waits for that."""
+        """With the admin ``tidying`` it has the topic compacted too. Its next record waits for that."""
         self._client = client
-        self._admin = admin
+        self._tidying = None if client.settings.provision == "off" else tidying
         self._record = record
         self._interval_s = interval_s
-        self._tidies = tidies and admin.settings.provision != "off"
-        self._partition = partition_name(admin.settings.system_topic(INSTANCES_TOPIC), 0)
+        self._partition = partition_name(client.settings.system_topic(INSTANCES_TOPIC), 0)
         self._producer: Producer | None = None
         self._receipts = Receipts()  # of the last record
         self._stopping = threading.Event()
@@ -82,9 +81,9 @@ class Advertiser:
         while not self._stopping.is_set():
             self._now.clear()
             self._try(lambda: self._write(self._record().encode()))
-            if self._tidies and time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
+            if self._tidying and time.monotonic() - tidied >= _TIDY_S and self._producer is not None:
                 tidied = time.monotonic()
-                self._try(self._tidy, quietly=True)
+                self._try(partial(self._tidy, self._tidying), quietly=True)
             self._now.wait(self._interval_s)
             self._stopping.wait(min(0.2, self._interval_s / 4))  # several simultaneous changes make one record
         # The last record may be in flight. If its receipt does not come soon, Pulsar is unreachable.
@@ -117,7 +116,7 @@ class Advertiser:
         self._receipts = receipts
 
     def _opened(self) -> Producer:
-        topic = self._admin.settings.system_topic(INSTANCES_TOPIC)
+        topic = self._client.settings.system_topic(INSTANCES_TOPIC)
         if not self._client.partitioned(topic):
             raise TerminalError(
                 f"{topic} does not exist",
@@ -125,12 +124,12 @@ class Advertiser:
             )
         return self._client.producer(self._partition, batching=False)
 
-    def _tidy(self) -> None:
+    def _tidy(self, admin: PulsarAdmin) -> None:
         now_ms = time.time_ns() // 1_000_000
         for record in read_board(self._client):
             if now_ms - record.written_ms > _FORGET_MS and self._receipts.wait(_TOMBSTONE_S):
                 self._write(b"", record.instance)
-        tidy(self._admin)
+        tidy(admin)
 
 
 def tidy(admin: PulsarAdmin) -> None:

@@ -7,9 +7,15 @@ data that a handler advertises is an opaque text, which only handlers of the sam
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
+
+import psutil
 
 from bridge.contract import INSTANCE_VERSION
 from bridge.contract.decoding import LAST_US, checked_fields, checked_text, checked_whole, decodes, json_record
@@ -48,9 +54,20 @@ class InstanceRecord:
     """Pulsar topics that it has written to, the first 200 by name."""
     topics_count: int
 
+    @classmethod
+    def of_this_process(cls, interval_s: float) -> InstanceRecord:
+        """Return the first record of this process."""
+        host, pid = socket.gethostname(), os.getpid()
+        name = f"{host}-{pid}-{secrets.token_hex(3)}"
+        return cls(name, host, pid, "starting", time.time_ns() // 1_000_000, 0, interval_s, {}, [], 0)
+
     def gone(self, now_ms: int) -> bool:
         """Whether its record is so old that it counts as gone, by the reader's clock."""
         return now_ms - self.written_ms > BEATS * self.interval_s * 1000
+
+    def ended(self, now_ms: int) -> bool:
+        """Whether its process is gone, by the clock, or by the processes of its host if that is ours."""
+        return self.gone(now_ms) or (self.host == socket.gethostname() and not psutil.pid_exists(self.pid))
 
     def encode(self) -> bytes:
         """Return the record as the JSON payload of its message."""

@@ -24,12 +24,12 @@ from typing import Final
 
 from bridge.contract.decoding import checked_text, checked_wholes, decodes, json_record
 
-__all__ = ["GROUPS", "PUSH_PROTOCOL", "SESSIONS_PROTOCOL", "Beat", "Peers", "assign"]
+__all__ = ["GROUPS", "PUSH_PROTOCOL", "SESSIONS_PROTOCOL", "Beat", "Peers", "assign", "names_share"]
 
 PUSH_PROTOCOL: Final = "push"
 """The protocol under which a push process advertises its ``Beat``."""
 SESSIONS_PROTOCOL: Final = "mqtt-sessions"
-"""The same for an ingest process that shares MQTT sessions."""
+"""The same for an ingest process that shares MQTT sessions; after it comes a name of these."""
 GROUPS: Final = -1
 """Stands beside the numbers of the partitions for giving group commands to their members."""
 GONE_S: Final = 1.8
@@ -39,6 +39,11 @@ BLIND_S: Final = 4.0
 FENCE_S: Final = 8.0
 _FORGET_S: Final = 600.0
 _VERSION: Final = 1
+
+
+def names_share(protocol: str) -> bool:
+    """Whether a protocol of a record is a ``Beat``."""
+    return protocol == PUSH_PROTOCOL or protocol.startswith(SESSIONS_PROTOCOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,11 @@ class Beat:
     """What it has the exclusive producer of; or the MQTT sessions that it reads."""
     away: frozenset[str] = frozenset()
     """The links whose MQTT brokers it cannot reach, of any partition that it owns."""
-    of: str = ""
-    """Names what is shared: only processes with the same name share it."""
 
     def encode(self) -> str:
         """Return it as the data of a protocol's record."""
-        body: dict[str, object] = {"v": _VERSION, "may": sorted(self.may), "has": sorted(self.has)}
-        more: dict[str, object] = {"away": sorted(self.away), "of": self.of}
-        return json.dumps(body | {name: value for name, value in more.items() if value}, separators=(",", ":"))
+        body = {"may": sorted(self.may), "has": sorted(self.has), "away": sorted(self.away)}
+        return json.dumps({"v": _VERSION} | body, separators=(",", ":"))
 
     @classmethod
     @decodes("the share of a process")
@@ -66,8 +68,7 @@ class Beat:
         """Decode it. Raises ContractError."""
         body = json_record(data, "share of a process", [_VERSION])
         may, has = frozenset(checked_wholes(body["may"])), frozenset(checked_wholes(body["has"]))
-        away = frozenset(checked_text(link) for link in list(body.get("away", [])))
-        return cls(may, has, away, checked_text(body.get("of", "")))
+        return cls(may, has, frozenset(checked_text(link) for link in list(body["away"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,13 @@ class Peers:
         return [name for name, peer in self._peers.items() if peer.live(now) or name == self._me]
 
     def plan(self, mine: Beat, now: float) -> dict[int, str] | None:
-        """Return the process for each part, None if this process is blind; ``mine`` is its own state."""
+        """Return the process for each part; ``mine`` is the state of this one.
+
+        A blind process knows no other: then the plan is empty. A polite one has no plan, also while it is new.
+        """
         live = self.live(now)
         if not live or (self._polite and now - self._peers[self._me].since < GONE_S):
-            return None
+            return None if self._polite else {}
         may = {name: self._peers[name].beat.may for name in live} | {self._me: mine.may}
         steady = [name for name in live if now - self._peers[name].since >= STEADY_S]
         if not self._polite:
@@ -130,10 +134,11 @@ class Peers:
 
     def is_silent(self, number: int, now: float) -> bool:
         """Whether the process that has a partition, as far as is known, has been silent for long: it may be fenced."""
-        holder, me = self._holders(self._peers).get(number), self._peers.get(self._me)
-        if holder is None or me is None:
+        holder = self._holders(self._peers).get(number)
+        if holder is None or not self.live(now):
             return False
-        return now - max(self._peers[holder].last, me.since) > FENCE_S  # else Pulsar was silent, not the process
+        since = self._peers[self._me].since  # else Pulsar was silent, not the process
+        return now - max(self._peers[holder].last, since) > FENCE_S
 
     def _holders(self, names: Iterable[str]) -> dict[int, str]:
         """Return which of these processes has each partition: the one that reported it last."""

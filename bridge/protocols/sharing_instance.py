@@ -8,7 +8,6 @@ no clock of another host counts, except for those that were stored before this p
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import threading
 import time
@@ -17,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-import psutil
 import structlog
 
 from bridge.contract import INSTANCES_TOPIC, partition_name
@@ -25,7 +23,6 @@ from bridge.errors import ContractError, PulsebridgeError
 from bridge.protocols.board import Advertiser, read_board
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.protocols.sharing import GROUPS, Beat, Peers
-from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import LATEST, Message, PulsarClient, received
 from bridge.pulsar.messages import leave_out_foreign, record_key
 from bridge.pulsar.sending import close_quietly
@@ -42,8 +39,8 @@ _LOOK_MS: Final = 200
 _REOPEN_S: Final = 30.0
 """Without any record for so long, not even our own, the reader is opened again: the topic may be another one."""
 _AGAIN_S: Final = 1.0
-_REST_S: Final = (30.0, 3600.0)
-"""For so long it takes nothing over after a takeover that hung, doubled each time."""
+_REST_S: Final = 300.0
+"""For so long it takes nothing over after a takeover that hung."""
 _TIMEOUT_S: Final = 5.0
 
 
@@ -57,15 +54,12 @@ class Share(Protocol):
         """Whether this process has its exclusive producer, or reads the session."""
 
     @property
-    def owns(self) -> bool:
-        """Whether this process is the owner, after a takeover."""
+    def stuck(self) -> bool:
+        """Whether its takeover takes too long, because of the MQTT broker."""
 
     @property
     def away(self) -> Collection[str]:
         """The links whose MQTT brokers do not accept commands, while it is owned here."""
-
-    def is_stuck(self, now: float) -> bool:
-        """Whether its takeover takes too long, because of the MQTT broker; ``now`` in seconds of the monotonic clock."""
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own it, and if ``fence`` take it from a process that is silent; or hand it over to another process."""
@@ -84,40 +78,23 @@ class SharingInstance:
         shares: Mapping[int, Share],
         protocol: str,
         *,
-        of: str = "",
         polite: bool = False,
         counted: Callable[[int], None] = lambda _processes: None,
     ) -> None:
-        """``protocol`` and ``of`` name what is shared; for ``polite`` see ``sharing``. ``counted`` gets the number of processes."""
-        pulsar = pulsar.model_copy(update={"operation_timeout": min(pulsar.operation_timeout, _TIMEOUT_S)})
+        """``protocol`` names what is shared; for ``polite`` see ``sharing``. ``counted`` gets the number of processes."""
         self._shares = shares
         self._protocol = protocol
-        self._of = of
-        self._polite = polite
         self._counted = counted
-        self._client = PulsarClient(pulsar)
-        self._admin = PulsarAdmin(pulsar, timeout_s=_TIMEOUT_S)
-        self._partition = partition_name(pulsar.system_topic(INSTANCES_TOPIC), 0)
-        self._start = InstanceRecord(
-            instance=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            state="running",
-            started_ms=time.time_ns() // 1_000_000,
-            written_ms=0,
-            interval_s=_PROMISED_S,
-            protocols={},
-            topics=[],
-            topics_count=0,
-        )
+        timeout_s = min(pulsar.operation_timeout, _TIMEOUT_S)
+        self._client = PulsarClient(pulsar.model_copy(update={"operation_timeout": timeout_s}))
+        self._start = InstanceRecord.of_this_process(_PROMISED_S)
         self._peers = Peers(self._start.instance, polite=polite)
         self._leaving = False
         self._rests_until = 0.0
-        self._rest_s = _REST_S[0]
         self._ended = threading.Event()
         self._advertised = Beat(frozenset(), frozenset())
-        self._assigned: list[int] | None = None
-        self._advertiser = Advertiser(self._client, self._admin, self._record, _BEAT_S, tidies=False)
+        self._assigned: list[int] = []
+        self._advertiser = Advertiser(self._client, self._record, _BEAT_S)
         self._thread = threading.Thread(target=self._run, name="sharing", daemon=True)
 
     def start(self) -> None:
@@ -135,17 +112,21 @@ class SharingInstance:
         self._ended.set()
         self._advertiser.stop()
         self._thread.join()
-        self._admin.close()
         try:
             self._client.close()
         except PulsebridgeError as e:
             log.debug("closing the connection to Pulsar", why=e.what)
 
     def _beat(self) -> Beat:
-        fit, shares = time.monotonic() >= self._rests_until, self._shares.items()
-        may = frozenset(number for number, share in shares if not self._leaving and (fit or share.owns))
-        away = frozenset(link for _, share in shares for link in share.away)
-        return Beat(may, frozenset(number for number, share in shares if share.has), away, self._of)
+        shares = self._shares.items()
+        has = frozenset(number for number, share in shares if share.has)
+        if self._leaving:
+            may = frozenset[int]()
+        elif time.monotonic() < self._rests_until:
+            may = frozenset(number for number in has if not self._shares[number].stuck)
+        else:
+            may = frozenset(self._shares)
+        return Beat(may, has, frozenset(link for _, share in shares for link in share.away))
 
     def _record(self) -> InstanceRecord:
         """Return the record to write. On the advertiser's thread."""
@@ -162,7 +143,7 @@ class SharingInstance:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._advise(None, time.monotonic())
+                self._plan()
                 self._follow()
             except PulsebridgeError as e:
                 log.debug("the other processes are not known", why=e.what)
@@ -173,18 +154,19 @@ class SharingInstance:
     def _follow(self) -> None:
         topic = self._client.settings.system_topic(INSTANCES_TOPIC)
         if not self._client.partitioned(topic):
-            log.info(
-                "this process shares nothing with others, because a topic does not exist: run `pulsebridge provision`",
+            log.warning(
+                "this process cannot see others, because a topic does not exist. Action: run `pulsebridge provision`",
                 missing=topic,
                 shown=1,
             )
             return
-        reader: Any = self._client.reader(self._partition, LATEST)  # before the stored ones are read: so none is missed
+        partition = partition_name(topic, 0)
+        reader: Any = self._client.reader(partition, LATEST)  # before the stored ones are read: so none is missed
         try:
             self._read_stored()
             seen = time.monotonic()
             while not self._ended.is_set() and time.monotonic() - seen < _REOPEN_S:
-                message = received(reader.read_next, _LOOK_MS, f"reading {self._partition}")
+                message = received(reader.read_next, _LOOK_MS, f"reading {partition}")
                 if message is not None:
                     self._take(message)
                     seen = time.monotonic()
@@ -195,71 +177,50 @@ class SharingInstance:
     def _read_stored(self) -> None:
         now, now_ms = time.monotonic(), time.time_ns() // 1_000_000
         for record in read_board(self._client, self._ended.is_set):
-            if not _has_ended(record, now_ms):
+            # In a container that was restarted we have the process id of the one before.
+            former = record.host == socket.gethostname() and record.pid == os.getpid()
+            if not former and not record.ended(now_ms):
                 with suppress(ContractError):  # of a later release; the next one is reported
                     self._reported(record, now - max(0, now_ms - record.written_ms) / 1000)
 
     def _take(self, message: Message) -> None:
-        key, payload = record_key(message, self._partition), message.data()
+        key, payload = record_key(message, INSTANCES_TOPIC), message.data()
         try:
             if key and payload:
                 self._reported(InstanceRecord.decode(payload), time.monotonic())
             elif key:
                 self._peers.reported(key, None, time.monotonic())
         except ContractError as e:
-            leave_out_foreign(self._partition, message.message_id(), e.what, key or "")
+            leave_out_foreign(INSTANCES_TOPIC, message.message_id(), e.what, key or "")
 
     def _reported(self, record: InstanceRecord, at: float) -> None:
         if self._protocol in record.protocols:
-            beat = Beat.decode(record.protocols[self._protocol].data)
-            if beat.of == self._of:
-                self._peers.reported(record.instance, beat, at)
+            self._peers.reported(record.instance, Beat.decode(record.protocols[self._protocol].data), at)
 
     # --- advising the shares ---
 
     def _plan(self) -> None:
-        if self._leaving:
-            return
         now = time.monotonic()
-        self._rest(now)
-        beat = self._beat()
-        if beat != self._advertised:
-            self._advertiser.renew()
-        plan = self._peers.plan(beat, now)
-        self._advise(plan, now)
-        count = len(self._peers.live(now))
-        self._counted(count)
-        assigned = [n for n, name in sorted((plan or {}).items()) if name == self._start.instance and n != GROUPS]
-        if plan is not None and assigned != self._assigned:
-            self._assigned = assigned
-            log.info("the processes share the work", of=self._protocol, processes=count, assigned=assigned)
-
-    def _rest(self, now: float) -> None:
-        """Leave all but what is owned to others for a while if the MQTT broker does not accept this process."""
-        if now >= self._rests_until and any(share.is_stuck(now) for share in self._shares.values()):
-            self._rests_until = now + self._rest_s
-            self._rest_s = min(2 * self._rest_s, _REST_S[1])
+        if now >= self._rests_until and any(share.stuck for share in self._shares.values()):
+            self._rests_until = now + _REST_S
             log.warning(
                 "this process cannot take anything over, and leaves it to others if there are any. Action: see that it "
                 "reaches the MQTT broker",
                 shown=1,
             )
-        elif now >= self._rests_until + 2 * self._rest_s:
-            self._rest_s = _REST_S[0]
+        beat = self._beat()
+        if beat != self._advertised:
+            self._advertiser.renew()
+        self._counted(len(self._peers.live(now)))
+        plan = self._peers.plan(beat, now)
+        if plan is not None and not self._leaving:
+            self._advise(plan, now)
 
-    def _advise(self, plan: Mapping[int, str] | None, now: float) -> None:
-        if plan is None and self._polite:
-            return
+    def _advise(self, plan: Mapping[int, str], now: float) -> None:
         me = self._start.instance
         for number, share in self._shares.items():
-            silent = plan is not None and self._peers.is_silent(number, now)
-            share.want((plan or {}).get(number, me) == me, fence=silent)
-
-
-def _has_ended(record: InstanceRecord, now_ms: int) -> bool:
-    """Whether the process of a stored record is gone, by the clock, or by the processes of its host if that is ours.
-
-    In a container that was restarted we have the process id of the one before.
-    """
-    here = record.host == socket.gethostname()
-    return record.gone(now_ms) or (here and (record.pid == os.getpid() or not psutil.pid_exists(record.pid)))
+            share.want(plan.get(number, me) == me, fence=self._peers.is_silent(number, now))
+        assigned = [number for number, name in sorted(plan.items()) if name == me and number != GROUPS]
+        if plan and assigned != self._assigned:
+            self._assigned = assigned
+            log.info("the processes share the work", of=self._protocol, assigned=assigned)

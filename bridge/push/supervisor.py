@@ -84,9 +84,10 @@ class Session:
         brokers = self._connection.brokers
         return tuple(brokers.shown(name) for name, one in self._connection.links.items() if not one.up)
 
-    def is_stuck(self, now: float) -> bool:
+    @property
+    def stuck(self) -> bool:
         """Whether it has had the producer for long, and the MQTT broker does not accept it."""
-        return self.has and now > self._stuck_at
+        return self.has and time.monotonic() > self._stuck_at
 
     def run(self) -> None:
         """Wait for the ownership, take over, and push, as ``Owner.run``. Raises FencedError or TransientError."""
@@ -182,21 +183,16 @@ class PartitionSupervisor:
         return session is not None and session.has
 
     @property
-    def owns(self) -> bool:
-        """Whether this process is the owner, after a takeover."""
-        session = self._session
-        return session is not None and session.owns
-
-    @property
     def away(self) -> tuple[str, ...]:
         """The links whose MQTT brokers do not accept commands, while this process is the owner."""
         session = self._session
         return session.away if session is not None and session.owns else ()
 
-    def is_stuck(self, now: float) -> bool:
-        """Whether the MQTT broker lets no takeover happen; ``now`` in seconds of the monotonic clock."""
+    @property
+    def stuck(self) -> bool:
+        """Whether the MQTT broker lets no takeover happen."""
         session = self._session
-        return session is not None and session.is_stuck(now)
+        return session is not None and session.stuck
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own the partition, and if ``fence`` take it from a process that is silent; or hand it over: push nothing

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
-
-if TYPE_CHECKING:
-    from pulsebridge.moving import MovedPartition
 
 __all__ = ["move"]
 
@@ -29,15 +26,10 @@ def move(
 
     Example: pulsebridge commands move --config old.yaml --to new.yaml
     """
-    from pulsebridge.moving import move as moved_partitions
+    from pulsebridge.moving import move as move_commands
 
-    for moved in moved_partitions(settings_from(config, sets).pulsar, settings_from(to).pulsar):
-        typer.echo(_line(moved))
-    typer.echo("moved: start push with the new settings")
-
-
-def _line(moved: MovedPartition) -> str:
-    if moved.done_before:
-        return f"partition {moved.partition}: was moved before"
-    lost = f", {moved.lost} parked commands are not in Pulsar any more" if moved.lost else ""
-    return f"partition {moved.partition}: {moved.copied} commands copied, {moved.devices} devices{lost}"
+    moved = move_commands(settings_from(config, sets).pulsar, settings_from(to).pulsar)
+    for number, one in enumerate(moved):
+        lost = f", {one.lost} parked commands are not in Pulsar any more" if one.lost else ""
+        typer.echo(f"partition {number}: {one.copied} commands copied, {one.devices} devices{lost}")
+    typer.echo(f"{'' if moved else 'all was '}moved{'' if moved else ' before'}: start push with the new settings")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,16 +17,9 @@ from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.contract import Receipt
-    from bridge.contract.commands import Command
-    from bridge.contract.groups import GroupCommand
-    from bridge.inspect.awaited import Awaited
-    from bridge.pulsar.command_writer import CommandWriter, StoredCommand
+    from bridge.pulsar.command_writer import StoredCommand
 
 __all__ = ["send"]
-
-_CLOSE_S: Final = 5.0
-_MOST_AWAITED: Final = 100_000
-"""Each awaited command is kept in memory."""
 
 
 def send(
@@ -43,9 +34,7 @@ def send(
             show_default=False,
         ),
     ] = None,
-    payload: Annotated[
-        str | None, typer.Option(metavar="TEXT|@FILE|-", help="Its payload; -: from stdin.", show_default=False)
-    ] = None,
+    payload: Annotated[str | None, typer.Option(metavar="TEXT|@FILE", help="Its payload.", show_default=False)] = None,
     command_id: Annotated[
         str | None,
         typer.Option("--id", help="Its id; with --lines the begin of the ids: ID-LINE.", show_default="a new one"),
@@ -99,36 +88,40 @@ def send(
     from pulsebridge.command_lines import CommandSource
 
     settings = settings_from(config, sets)
-    given: dict[str, Any] = {
+    given = {
         "device": device,
         "group": group,
         "mqtt_topic": topic,
+        "payload": None if payload is None else _payload(payload),
         "qos": qos,
+        "retain": retain or None,
+        "broadcast": broadcast or None,
         "expires_in": expires_in,
         "link": link,
     }
-    given |= {"broadcast": broadcast or None, "retain": retain or None}
-    given |= {"payload": None if payload is None else _payload(payload, lines)}
     prefix = f"send-{uuid.uuid4().hex[:12]}" if command_id is None else command_id
     defaults = {name: value for name, value in given.items() if value is not None}
-    source = CommandSource(defaults, prefix, settings.max_name_bytes, _MOST_AWAITED if wait else None)
+    source = CommandSource(defaults, prefix, settings.max_name_bytes)
     timeout_s = _seconds(timeout)
-    commands: Iterable[Command | GroupCommand | None]
-    commands = [source.single()] if lines is None else source.file(lines)
-    awaited = Awaited()
+    commands = iter([source.single()]) if lines is None else source.file(lines)
+    awaited, failed, count = Awaited(), False, 0
     with PulsarClient(settings.pulsar) as client:
         since = ReceiptsSince(client) if wait else None
-        writer = CommandWriter(client)
-
-        def stored(one: StoredCommand) -> None:
-            typer.echo(_stored(one, as_json=as_json))
-            if since is not None:
-                awaited.add(one.command)
-
-        _write(writer, commands, stored, prefix)
-        if lines is not None:
-            typer.echo(_count(writer), err=True)
-        failed = since is not None and _await(since.read(awaited, timeout_s), awaited, as_json=as_json)
+        try:
+            for one in CommandWriter(client).write(commands):
+                count += 1
+                typer.echo(_stored(one, as_json=as_json))
+                if since is not None:
+                    awaited.add(one.command)
+            for receipt in () if since is None else since.read(awaited, timeout_s):
+                typer.echo(_receipt(receipt, as_json=as_json))
+                failed |= receipt.state in FAILURES
+        except (PulsebridgeError, KeyboardInterrupt) as e:
+            again = f"send the same with --id {prefix} again: a device gets one command for an id"
+            if isinstance(e, KeyboardInterrupt):
+                typer.echo(f"interrupted: {count} stored; {again}", err=True)
+                raise typer.Exit(EXIT_INTERRUPTED) from e
+            raise type(e)(f"{e.what}; {count} stored", remedy="; then ".join(filter(None, (e.remedy, again)))) from e
     if awaited:
         typer.echo(
             f"{len(awaited)} without a receipt from push after {timeout}: see `pulsebridge commands show ID`", err=True
@@ -137,12 +130,8 @@ def send(
         raise typer.Exit(1)
 
 
-def _payload(text: str, lines: Path | None) -> bytes | str:
+def _payload(text: str) -> bytes | str:
     """Return the payload of an option. A longer one than a command may have is cut, and is not valid then."""
-    if text == "-":
-        if str(lines) == "-":
-            raise ConfigError("--payload - and --lines -: both read stdin", remedy="give one of them as a file")
-        return sys.stdin.buffer.read(MAX_COMMAND_BYTES + 1)
     if not text.startswith("@"):
         return text
     try:
@@ -157,48 +146,6 @@ def _seconds(timeout: str) -> float:
         return Duration(timeout)
     except ValueError as e:
         raise ConfigError(f"--timeout {timeout}: {e}") from e
-
-
-def _write(
-    writer: CommandWriter,
-    commands: Iterable[Command | GroupCommand | None],
-    stored: Callable[[StoredCommand], None],
-    prefix: str,
-) -> None:
-    """Write the commands. After an error or an interruption it also says how many are stored."""
-    try:
-        for one in writer.write(commands):
-            stored(one)
-    except (PulsebridgeError, KeyboardInterrupt) as e:
-        for one in writer.remaining(_CLOSE_S):
-            stored(one)
-        again = f"send the same with --id {prefix} again: a device gets one command for an id"
-        if isinstance(e, KeyboardInterrupt):
-            _interrupted(f"{_count(writer)}; {again}")
-        remedy = f"{e.remedy}; then {again}" if e.remedy else again
-        raise type(e)(f"{e.what}; {_count(writer)}", remedy=remedy) from e
-
-
-def _await(receipts: Iterator[Receipt], awaited: Awaited, *, as_json: bool) -> bool:
-    """Print the receipts. Returns whether a command failed."""
-    failed = False
-    try:
-        for receipt in receipts:
-            typer.echo(_receipt(receipt, as_json=as_json))
-            failed |= receipt.state in FAILURES
-    except KeyboardInterrupt:
-        _interrupted(f"all are stored, {len(awaited)} of them without a receipt from push")
-    return failed
-
-
-def _interrupted(how_far: str) -> NoReturn:
-    typer.echo(text_of([f"interrupted: {how_far}"]), err=True)
-    raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _count(writer: CommandWriter) -> str:
-    unknown = f", {writer.unconfirmed} without a receipt from Pulsar" if writer.unconfirmed else ""
-    return f"{writer.stored} stored{unknown}"
 
 
 def _stored(one: StoredCommand, *, as_json: bool) -> str:

@@ -31,11 +31,11 @@ pulsar: {{service_url: "{pulsar}", admin_url: "{admin}", namespace: {root}, syst
 ingest:
   resume_topic: {root}/resume/+device
   routes:
-    - {{name: plant, filter: {root}/plant/+device/+metric, topic: plant, device: "{{device}}", reading_id: "{{json:$.id}}", command_topic: "{root}/{{device}}/commands"}}
+    - {{name: plant, filter: {root}/plant/+device/+metric, topic: plant, device: "{{device}}", reading_id: "{{json:$.id}}", command_topic: "{root}/devices/{{device}}/commands"}}
 push:
   client_id: {root}-push
   resume: {{answer_topic: {root}/resumed}}
-  presence: {{rules: [{{filter: {root}/+device/status}}]}}
+  presence: {{rules: [{{filter: {root}/devices/+device/status}}]}}
 """
 
 
@@ -60,7 +60,7 @@ class Load:
     def __enter__(self) -> Load:
         for client in (self.client, self._publisher):
             client.connect(30)
-        self.client.subscribe(f"{self._root}/+/commands")
+        self.client.subscribe(f"{self._root}/devices/+/commands")
         self._thread.start()
         return self
 
@@ -98,11 +98,11 @@ class Load:
                 self.commands[device].append(name)
                 lines.append(f'{{"device": "{device}", "command_id": "{name}", "payload": "x"}}')
         (self._folder / "lines.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        topic = f"{self._root}/{{device}}/commands"
+        topic = f"{self._root}/devices/{{device}}/commands"
         run(f"pulsebridge commands send --config {config} --lines lines.jsonl --topic {topic}", self._folder)
 
     def says(self, device: str, status: bytes) -> None:
-        self.client.publish(f"{self._root}/{device}/status", status)
+        self.client.publish(f"{self._root}/devices/{device}/status", status)
         assert self.client.flush()
 
     def has_all(self, devices: Sequence[str]) -> bool:
@@ -143,6 +143,7 @@ def test_the_commands_of_the_page_move_an_installation_under_load(
             (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         old_ingest, old_push = (line.replace("new.yaml", "old.yaml") for line in (ingest, push))
         load = Load(stack, root, tmp_path)
+        run(provision.replace("new.yaml", "old.yaml"), tmp_path)
         with running(old_push, tmp_path):
             with running(old_ingest, tmp_path):
                 undo.enter_context(load)

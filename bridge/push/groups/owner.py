@@ -137,6 +137,9 @@ def _device_of(key: str) -> str | None:
 class GroupOwner:
     """Owns the roster of groups whenever Pulsar lets it, until it is stopped."""
 
+    stuck, away = False, ()
+    """As a ``Share``: it needs no MQTT broker."""
+
     def __init__(
         self, settings: Settings, metrics: PushMetrics, part: Part, failed: Callable[[BaseException], None]
     ) -> None:
@@ -161,20 +164,6 @@ class GroupOwner:
         if self._owns:
             self._aged.set()
         return self._owns
-
-    @property
-    def owns(self) -> bool:
-        """Whether this process is the owner, as far as sharing is concerned."""
-        return self.has
-
-    @property
-    def away(self) -> tuple[str, ...]:
-        """The links that it cannot reach: it needs none."""
-        return ()
-
-    def is_stuck(self, _now: float) -> bool:
-        """Whether a takeover cannot happen: it needs Pulsar alone."""
-        return False
 
     def want(self, wanted: bool, *, fence: bool) -> None:
         """Try to own the roster, and if ``fence`` take it from a process that is silent; or leave it to another process.

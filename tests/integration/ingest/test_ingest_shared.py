@@ -24,7 +24,7 @@ from tests.support.ingest import remembered
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import poll_for
 
-pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.chaos, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 SUBSCRIBED = "subscribed at the MQTT broker"
 
@@ -76,7 +76,6 @@ def test_h7_workers_join_leave_and_die_under_load_while_the_others_keep_their_se
     assert "moving" not in first.log + second.log + third.log
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("protocol", ["3.1.1", "5"])
 def test_a_frozen_worker_is_replaced_and_takes_no_session_back_by_force(
     stack: LocalStack, namespaces: PulsarSettings, tmp_path: Path, protocol: str

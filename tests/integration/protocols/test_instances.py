@@ -163,7 +163,7 @@ def test_a_record_of_an_instance_that_went_without_a_word_long_ago_is_removed(
         producer.send(old.encode(), partition_key="old")
         producer.close()
         assert [r.instance for r in read_board(client)] == ["old"]
-        advertiser = Advertiser(client, admin, lambda: record("new", 1), 0.2)
+        advertiser = Advertiser(client, lambda: record("new", 1), 0.2, tidying=admin)
         advertiser.start()
         poll_for(lambda: [r.instance for r in read_board(client)] == ["new"], 30, "the old one to be removed")
         advertiser.stop()
@@ -180,7 +180,7 @@ def test_a_record_that_is_on_its_way_at_the_stop_is_removed_as_well(namespaces: 
                 made.put(turn)
                 return record(f"i{turn}", turn)
 
-            advertiser = Advertiser(client, admin, again, 60.0)
+            advertiser = Advertiser(client, again, 60.0, tidying=admin)
             advertiser.start()
             poll_for(lambda: read_board(client), 30, "the first record")
             while not made.empty():

@@ -223,8 +223,8 @@ def test_no_command_is_reported_before_pulsar_has_stored_it(private_stack: Local
         code, out, err = ended(process)
     assert (code, out) == (1, "")
     assert err == (
-        "pulsebridge: 2 commands have no receipt from Pulsar after 60 s; 1 stored, 2 without a receipt from Pulsar — check "
-        "that Pulsar is up; then send the same with --id run again: a device gets one command for an id\n"
+        "pulsebridge: writing commands: no answer to 2 messages for 60 s; 1 stored — see whether Pulsar's brokers and bookies "
+        "are up; then send the same with --id run again: a device gets one command for an id\n"
     )
 
 

@@ -142,4 +142,4 @@ def test_partitions_that_are_added_to_the_commands_are_named_with_what_to_do(
             watch.look()
     (line,) = lines
     assert (line["topic"], line["before"], line["partitions"]) == (commands, before, before + 2)
-    assert "restart all push processes" in line["event"]
+    assert "`pulsebridge commands move`" in line["event"]

@@ -124,14 +124,14 @@ def test_h28_more_partitions_under_load_lose_nothing_and_keep_the_order(
         poll_for(lambda: (first.log + second.log).count("partition is ours") >= BEFORE, 60, "both partitions")
         poll_for(lambda: len(devices.ids("d9")) > 30, 60, "commands to flow, and three devices to be parked")
         with pytest.raises(TerminalError, match="a process of push"):
-            list(move(old.pulsar, new.pulsar))
+            move(old.pulsar, new.pulsar)
         for process in (first, second):
             if killed:
                 process.kill()
             else:
                 assert process.terminate() == 0
         poll_for(lambda: move_ends(old, new, tmp_path), 60, "no push owns a partition", every=0.5)
-        assert [one.done_before for one in move(old.pulsar, new.pulsar)] == [True] * AFTER
+        assert move(old.pulsar, new.pulsar) == [], "all was moved before"
         with pytest.raises(TerminalError, match="was terminated"):
             provision(old)
         with pytest.raises(TerminalError, match="generation 2 of the commands is not open"):

@@ -16,9 +16,11 @@ import yaml
 from bridge.contract import partition_name
 from bridge.contract.commands import Command
 from bridge.contract.partitioning import partition_of
+from bridge.errors import TerminatedError
 from bridge.inspect.devices.reading import PushTopics
-from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
+from bridge.pulsar.command_writer import CommandWriter
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
@@ -104,7 +106,7 @@ def owned(settings: Settings) -> int:
 def check(device: OffsetDevice, commands: Sequence[Command]) -> None:
     """First arrivals are exactly these commands, in order; every repeat is marked."""
     got = [payload for payload in device.got if payload != "answer"]
-    assert list(dict.fromkeys(got)) == [one.payload.decode() for one in commands]
+    assert list(dict.fromkeys(got)) == [one.payload.decode() for one in commands], f"{device.name} got {got}"
     first: set[str] = set()
     for payload, repeat in zip(got, device.repeats, strict=True):
         assert repeat or payload not in first, f"{payload} came again and is not marked: {got}"
@@ -150,8 +152,11 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
             assert move(old, new, tmp_path, point).returncode == -9, point
         done = move(old, new, tmp_path)
         assert done.returncode == 0, done.stdout
+        assert "not in Pulsar" not in done.stdout
         again = move(old, new, tmp_path)
-        assert again.stdout.count("was moved before") == PARTITIONS, again.stdout
+        assert again.stdout == "all was moved before: start push with the new settings\n"
+        with PulsarClient(old.pulsar) as client, pytest.raises(TerminatedError):
+            list(CommandWriter(client).write(of["a"][35:36]))
 
         write(new, 0, 5, "b")  # a writer repeats what it wrote to the old cluster
         write(new, 35, 40)
@@ -181,7 +186,9 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
 
 
 @pytest.mark.timeout(300)
-def test_a_cluster_with_commands_of_its_own_is_refused(old: Settings, new: Settings, tmp_path: Path) -> None:
+def test_topics_with_commands_of_their_own_are_refused_until_they_are_deleted(
+    old: Settings, new: Settings, tmp_path: Path
+) -> None:
     write_commands(old, [command(old, "a", 0)])
     write_commands(new, [command(old, "a", 1)])
     refused = move(old, new, tmp_path)
@@ -192,3 +199,13 @@ def test_a_cluster_with_commands_of_its_own_is_refused(old: Settings, new: Setti
     refused = move(old, new, tmp_path)
     assert refused.returncode == 1
     assert "push ran with the new settings" in refused.stdout
+    # As MOVING.md says.
+    names = ("commands", "command-cursors", "parked-commands", "group-commands", "group-members", "group-roster")
+    with PulsarAdmin(new.pulsar, timeout_s=30) as admin:
+        for name in names:
+            admin.request("DELETE", f"/{rest_path(new.pulsar.system_topic(name))}/partitions?force=true")
+    done = move(old, new, tmp_path)
+    assert done.returncode == 0, done.stdout
+    with OffsetDevice(new, "a") as device, push_in_thread(new):
+        device.awaits([command(old, "a", 0)])
+        assert device.got == ["0"]

@@ -129,7 +129,7 @@ class World:
 
     def mine(self) -> set[int] | None:
         plan = self.peers.plan(Beat(ALL, self.has.get(self.me, frozenset())), self.now)
-        return None if plan is None else {number for number, name in plan.items() if name == self.me}
+        return {number for number, name in plan.items() if name == self.me} if plan else None
 
 
 def test_a_process_that_does_not_see_its_own_record_is_blind() -> None:

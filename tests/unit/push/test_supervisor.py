@@ -30,7 +30,7 @@ class Failing:
 
     errors: list[BaseException]
     made = ended = 0
-    has = owns = False
+    has = owns = stuck = False
 
     def __init__(self, *args: Any) -> None:
         type(self).made += 1
@@ -41,9 +41,6 @@ class Failing:
             raise self.errors.pop(0)
         self._stopping.wait()
         type(self).ended += 1
-
-    def is_stuck(self, _now: float) -> bool:
-        return False
 
     def wake(self) -> None:
         pass
