@@ -12,7 +12,7 @@ device. ``broker_address`` is the Pulsar broker that owns the topic.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -28,14 +28,11 @@ class Traffic:
     """Sums of messages and payload bytes, by the addresses at both ends."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[str, str, str], list[int]] = {}
+        self._sums: defaultdict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
 
     def add(self, writer: str, client_address: str, broker_address: str, messages: int, size: int) -> None:
         """Add to the sums. ``writer`` names a link or partition; one thread calls it for each."""
-        key = writer, client_address, broker_address
-        sums = self._sums.get(key)
-        if sums is None:
-            sums = self._sums[key] = [0, 0]
+        sums = self._sums[writer, client_address, broker_address]
         sums[0] += messages
         sums[1] += size
 

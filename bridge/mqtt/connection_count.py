@@ -34,7 +34,6 @@ log = get_logger("mqtt")
 _EVERY_S: Final = 15.0
 _VALID_S: Final = 60.0
 """Time after which a number no longer counts, in seconds."""
-_MAX_BYTES: Final = 4 * 1024 * 1024
 _TOPIC: Final = "$SYS/broker/clients/connected"
 
 
@@ -131,19 +130,11 @@ def _requested(mqtt: MqttSettings, url: str) -> float:
     parts = urlsplit(address)
     shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
     headers = {"Origin": f"{parts.scheme}://{parts.hostname}"}  # Artemis refuses a request without it
-    body = bytearray()
     try:
-        with (
-            httpx.Client(verify=client_context(mqtt, "mqtt"), timeout=mqtt.connect_timeout, headers=headers) as http,
-            http.stream("GET", address) as answer,
-        ):
-            for part in answer.iter_bytes():
-                body += part
-                if len(body) > _MAX_BYTES:
-                    break
+        answer = httpx.get(address, headers=headers, verify=client_context(mqtt, "mqtt"), timeout=mqtt.connect_timeout)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         raise TransientError(f"{shown}: {e or type(e).__name__}") from e
-    found = number_in(body.decode(errors="replace"), name) if answer.status_code == 200 else None
+    found = number_in(answer.text, name) if answer.status_code == 200 else None
     if found is None:
         raise TransientError(f"the answer {answer.status_code} of {shown} has no number {name!r}")
     return found

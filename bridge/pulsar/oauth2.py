@@ -1,8 +1,8 @@
 """Access tokens for Pulsar by OAuth2 client credentials (RFC 6749, section 4.4).
 
 As for Pulsar's own clients, the issuer's openid-configuration names the token endpoint, which gets client id and secret
-in the body of a POST. All connections of a process share one token. Its first use after most of its lifetime requests
-the next one, with the secret that its file has at that time.
+in the body of a POST. Pulsar's client requests tokens too, but gives them to no other connection, so here all connections
+share one token. Its first use after most of its lifetime requests the next one, with the secret that its file has then.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +34,7 @@ _LONGEST_S: Final = 86_400.0
 _UNKNOWN_S: Final = 300.0
 """Lifetime of a token whose issuer does not report it, in seconds."""
 _RETRY_S: Final = 1.0
-"""Shortest time between two requests, in seconds: many connections may need a token at once."""
-_MAX_ANSWER: Final = 64 * 1024
+"""Time until the next request after a failure, in seconds: many connections may need a token at once."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
@@ -53,35 +53,30 @@ class _Tokens:
         self._oauth2 = oauth2
         self._lock = threading.Lock()
         self._token = ""
-        self._renew_at = self._ends_at = self._retry_at = 0.0
+        self._renew_at = self._ends_at = 0.0
         self._failure: PulsebridgeError | None = None
 
     def current(self, timeout_s: float) -> str:
         with self._lock:
             now = time.monotonic()
-            if now < self._renew_at:
-                return self._token
-            if self._failure is None or now >= self._retry_at:
-                self._request(now, timeout_s)
+            if now >= self._renew_at:
+                try:
+                    self._token, lifetime_s = _requested(self._oauth2, timeout_s)
+                except PulsebridgeError as e:
+                    self._failure, self._renew_at = e, time.monotonic() + _RETRY_S
+                    if now < self._ends_at:
+                        log.warning(
+                            "the OAuth2 issuer gives no new access token, and the current one soon expires. "
+                            "Action: see that the issuer answers",
+                            why=str(e),
+                            shown=1,
+                        )
+                else:
+                    self._failure = None
+                    self._renew_at, self._ends_at = now + _RENEWED_AT * lifetime_s, now + lifetime_s
             if self._failure is not None and time.monotonic() >= self._ends_at:
                 raise self._failure
             return self._token
-
-    def _request(self, now: float, timeout_s: float) -> None:
-        try:
-            self._token, lifetime_s = _requested(self._oauth2, timeout_s)
-        except PulsebridgeError as e:
-            self._failure, self._retry_at = e, time.monotonic() + _RETRY_S
-            if now < self._ends_at:
-                log.warning(
-                    "the OAuth2 issuer gives no new access token, and the current one soon expires. "
-                    "Action: see that the issuer answers",
-                    why=str(e),
-                    shown=1,
-                )
-        else:
-            self._failure = None
-            self._renew_at, self._ends_at = now + _RENEWED_AT * lifetime_s, now + lifetime_s
 
 
 @lru_cache(maxsize=32)
@@ -98,11 +93,10 @@ def _requested(oauth2: OAuth2Settings, timeout_s: float) -> tuple[str, float]:
     form |= {name: text for name, text in (("audience", oauth2.audience), ("scope", oauth2.scope)) if text}
     tls = PulsarSettings(tls_ca=oauth2.tls_ca)
     url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     try:
-        with httpx.Client(verify=client_context(tls, "pulsar.oauth2"), timeout=timeout_s, headers=headers) as http:
-            url = _endpoint(issuer, _answer(http, "GET", url, None, timeout_s))
-            answer = _answer(http, "POST", url, form, timeout_s)
+        with httpx.Client(verify=client_context(tls, "pulsar.oauth2"), timeout=timeout_s) as http:
+            url = _endpoint(issuer, _object(http.get(url)))
+            answer = _object(http.post(url, data=form), form)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         where = f"the OAuth2 issuer at {url}"
         problem = handshake_problem(e, tls, "pulsar.oauth2", where)
@@ -135,41 +129,30 @@ def _client_of(oauth2: OAuth2Settings) -> tuple[str, str, str]:
         ) from None  # the error's text may contain the secret
 
 
-def _answer(http: httpx.Client, method: str, url: str, form: dict[str, str] | None, timeout_s: float) -> dict[str, Any]:
-    """Return the JSON object that the issuer answers. Reads at most ``_MAX_ANSWER`` bytes."""
-    until = time.monotonic() + timeout_s
-    body = bytearray()
-    with http.stream(method, url, data=form) as answer:
-        for part in answer.iter_raw():
-            body += part
-            if len(body) > _MAX_ANSWER:
-                raise _not_an_issuer(url, f"has more than {_MAX_ANSWER} bytes")
-            if time.monotonic() > until:
-                raise UnreachableError(f"the OAuth2 issuer at {url} did not answer within {timeout_s:g} s")
+def _object(answer: httpx.Response, form: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the JSON object of an answer. Raises the error of a refusal, to the client of ``form`` if it is given."""
+    url, status = answer.url, answer.status_code
     try:
-        found = json.loads(body)
+        found = answer.json()
     except (ValueError, RecursionError):
         found = None
-    if answer.status_code != 200:
-        raise _refusal(url, answer.status_code, found, form)
     if not isinstance(found, dict):
-        raise _not_an_issuer(url, "is not a JSON object")
-    return found
-
-
-def _refusal(url: str, status: int, found: object, form: dict[str, str] | None) -> PulsebridgeError:
-    answer = found if isinstance(found, dict) else {}
-    texts = [str(answer[name]) for name in ("error", "error_description") if answer.get(name)]
-    why = printable(": ".join(texts).replace((form or {}).get("client_secret") or "\0", "***"), 300)
+        if status == 200:
+            raise _not_an_issuer(url, "is not a JSON object")
+        found = {}
+    if status == 200:
+        return found
+    why = ": ".join(str(found[name]) for name in ("error", "error_description") if found.get(name))
+    if form is not None:
+        why = why.replace(form["client_secret"], "***")
+    why = printable(why, 300)
     if status >= 500 or status == 429:
-        return TransientError(f"the OAuth2 issuer answered {status} to {url}" + (f": {why}" if why else ""))
+        raise TransientError(f"the OAuth2 issuer answered {status} to {url}" + (f": {why}" if why else ""))
     if form is None:
-        return DeniedError(f"the OAuth2 issuer answered {status} to {url}", remedy="check pulsar.oauth2.issuer_url")
-    remedy = "check pulsar.oauth2.audience and scope, and what the issuer allows to this client"
-    if status == 401 or texts[:1] in (["invalid_client"], ["unauthorized_client"]):
-        remedy = "check pulsar.oauth2.client_id and client_secret (or client_secret_file, or key_file)"
-    return DeniedError(
-        f"the OAuth2 issuer at {url} gives no token to the client {form['client_id']!r}: {why or status}", remedy=remedy
+        raise DeniedError(f"the OAuth2 issuer answered {status} to {url}", remedy="check pulsar.oauth2.issuer_url")
+    raise DeniedError(
+        f"the OAuth2 issuer at {url} gives no token to the client {form['client_id']!r}: {why or status}",
+        remedy="check pulsar.oauth2.client_id and client_secret (or client_secret_file, or key_file), audience and scope",
     )
 
 
@@ -181,7 +164,7 @@ def _endpoint(issuer: str, configuration: dict[str, Any]) -> str:
     return found
 
 
-def _not_an_issuer(url: str, why: str) -> DeniedError:
+def _not_an_issuer(url: object, why: str) -> DeniedError:
     return DeniedError(f"the answer of the OAuth2 issuer at {url} {why}", remedy="check pulsar.oauth2.issuer_url")
 
 
@@ -189,5 +172,5 @@ def _lifetime_s(reported: Any) -> float:
     try:
         found = float(reported)
     except (TypeError, ValueError, OverflowError):
-        return _UNKNOWN_S
+        found = 0.0
     return min(found, _LONGEST_S) if found > 0 else _UNKNOWN_S

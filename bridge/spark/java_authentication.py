@@ -24,22 +24,6 @@ TOKEN_CLASS: Final = _PACKAGE + "AuthenticationToken"
 TLS_CLASS: Final = _PACKAGE + "AuthenticationTls"
 BASIC_CLASS: Final = _PACKAGE + "AuthenticationBasic"
 OAUTH2_CLASS: Final = _PACKAGE + "oauth2.AuthenticationOAuth2"
-_SHORT: Final = {
-    "authenticationtoken": TOKEN_CLASS,
-    "token": TOKEN_CLASS,
-    "authenticationtls": TLS_CLASS,
-    "tls": TLS_CLASS,
-    "authenticationbasic": BASIC_CLASS,
-    "basic": BASIC_CLASS,
-    "authenticationoauth2": OAUTH2_CLASS,
-    "authenticationdisabled": "",
-}
-_UNSUPPORTED: Final = {
-    "authenticationkeystoretls": "the client reads PEM files: export the key store (openssl pkcs12) and give "
-    "AuthenticationTls with tlsCertFile:…,tlsKeyFile:…",
-    "authenticationathenz": "give a token, or a client certificate",
-    "authenticationsasl": "give a token, or a client certificate",
-}
 _BASIC_NAMES: Final = {"userId": "username", "password": "password"}
 _OAUTH2_NAMES: Final = {
     "issuerUrl": "issuer_url",
@@ -96,39 +80,37 @@ def identity_of(get: Callable[[str], str | None], problems: list[str]) -> dict[s
         if params:
             problems.append("pulsar.client.authParams: give pulsar.client.authPluginClassName with it")
         return plain
-    short = plugin.strip().rpartition(".")[2].lower()
-    known = _SHORT.get(short)
-    if known == "":
-        return plain
-    if known == TOKEN_CLASS:
-        return _token(params, plain, problems)
-    if known == TLS_CLASS:
-        return _tls(params, plain, problems)
-    if known == BASIC_CLASS:
+    # As C++ clients do, also "token" for its class.
+    short = plugin.strip().rpartition(".")[2].lower().removeprefix("authentication")
+    if short == "token":
+        return plain | _token(params, problems)
+    if short == "tls":
+        return plain | _tls(params, plain, problems)
+    if short == "basic":
         return plain | _from_json(params, _BASIC_NAMES | {"username": "username"}, problems)
-    if known == OAUTH2_CLASS:
+    if short == "oauth2":
         return plain | {"oauth2": _from_json(params, _OAUTH2_NAMES, problems)}
-    problems.append(
-        f"pulsar.client.authPluginClassName={plugin!r} is not supported: "
-        + _UNSUPPORTED.get(short, f"give {TOKEN_CLASS}, {TLS_CLASS}, {BASIC_CLASS} or {OAUTH2_CLASS}")
-    )
+    if short != "disabled":
+        remedy = f"give {TOKEN_CLASS}, {TLS_CLASS}, {BASIC_CLASS} or {OAUTH2_CLASS}"
+        if short == "keystoretls":
+            remedy = f"export the key store to PEM files (openssl pkcs12), and give {TLS_CLASS}"
+        problems.append(f"pulsar.client.authPluginClassName={plugin!r} is not supported: {remedy}")
     return plain
 
 
-def _token(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+def _token(params: str, problems: list[str]) -> dict[str, Any]:
     """Read the forms of the Java plug-in: token:…, file:///…, JSON with "token", or the token itself."""
     if params.startswith("file:"):
         try:
-            return plain | {"token": SecretFile(unquote(urlsplit(params).path))}
+            return {"token": SecretFile(unquote(urlsplit(params).path))}
         except (OSError, ValueError) as e:
             problems.append(f"pulsar.client.authParams: the token's file cannot be read: {e}")
-            return plain
+            return {}
     pairs = _json(params)
     token = params.strip().removeprefix("token:") if pairs is None else pairs.get("token")
     if not token:
         problems.append("pulsar.client.authParams has no token: give token:… or file:///…")
-        return plain
-    return plain | {"token": token}
+    return {"token": token} if token else {}
 
 
 def _tls(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -139,11 +121,8 @@ def _tls(params: str, plain: dict[str, Any], problems: list[str]) -> dict[str, A
     key = pairs.get("tlsKeyFile") or plain["tls_private_key"]
     if not certificate or not key:
         problems.append("pulsar.client.authParams: give tlsCertFile:…,tlsKeyFile:…")
-        return plain
-    return plain | {
-        "tls_certificate": certificate.removeprefix("file://"),
-        "tls_private_key": key.removeprefix("file://"),
-    }
+        return {}
+    return {"tls_certificate": certificate.removeprefix("file://"), "tls_private_key": key.removeprefix("file://")}
 
 
 def _from_json(params: str, names: dict[str, str], problems: list[str]) -> dict[str, Any]:

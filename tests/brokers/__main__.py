@@ -35,7 +35,7 @@ def main() -> int:
         broker = BROKERS[name]
         version = broker.version()
         if version is None:
-            print(f"{name}: not installed")
+            print(f"{name}: not installed; its configuration: {broker.setup}")
             continue
         print(f"{name}: {version}", flush=True)
         # What works after a connection is tried once; SIGKILL matters for the restart alone.

@@ -1,8 +1,8 @@
 """The brokers of the page: how each is started, with its defaults unless a setup is given.
 
-Artemis and Mosquitto are those of ``pulsebridge up``, RabbitMQ that of the system. The others are used if a variable of
-the environment names them: ``BROKER_NATS``, ``BROKER_MOCHI`` and ``BROKER_RUMQTTD`` a program, ``BROKER_HIVEMQ`` the
-folder of its jars.
+Artemis and Mosquitto are those of ``pulsebridge up``. HiveMQ CE is fetched into the cache by its Maven coordinates. The
+other programs are found on PATH, or by a variable such as ``BROKER_RUMQTTD``; ``setup`` names the command that installs
+them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from bridge.mqtt.types import Connected
 from bridge.settings.mqtt import MqttSettings
 from bridge.user_folders import default_cache_dir
 from pulsebridge.downloads import distributions
-from pulsebridge.downloads.preflight import find_java, find_mosquitto, total_memory
+from pulsebridge.downloads.ivy import Artifact
+from pulsebridge.downloads.preflight import find_mosquitto, total_memory
 from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosquitto_config
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.sizes import sizes_for
+from tests.support.ivy_jars import jars, java_home
 from tests.support.rabbitmq import installed, start_rabbitmq
 from tests.support.waiting import poll_for
 
@@ -82,23 +84,25 @@ def _printed_version(*command: str) -> str | None:
     return None if found is None else found[0]
 
 
-def _program(variable: str, flag: str) -> str | None:
-    path = os.environ.get(variable)
-    return None if path is None else os.environ.get(f"{variable}_VERSION") or _printed_version(path, flag)
+def _program(name: str) -> str | None:
+    """Return the path of a broker's program."""
+    return os.environ.get(f"BROKER_{name.partition('-')[0].upper()}") or shutil.which(name)
+
+
+def _program_version(name: str) -> str | None:
+    program = _program(name)
+    return None if program is None else _printed_version(program, "--version")
 
 
 def _artemis(folder: Path, ports: Sequence[int]) -> list[Server]:
-    java, _ = find_java()
-    assert java is not None
-    (home,) = distributions.ensure([distributions.ARTEMIS], cache=default_cache_dir(), java=java.home)
+    java = java_home()
+    (home,) = distributions.ensure([distributions.ARTEMIS], cache=default_cache_dir(), java=java)
     sizes = sizes_for(total_memory(), 0)
     for part in ("etc", "data", "tmp"):
         (folder / part).mkdir(exist_ok=True)
     for file, text in artemis_files(port=ports[0], instance=folder, sizes=sizes, fsync=False).items():
         (folder / "etc" / file).write_text(text, encoding="utf-8")
-    return _server(
-        "artemis", artemis_command(java=java.home, home=home, instance=folder, sizes=sizes, quick=True), folder
-    )
+    return _server("artemis", artemis_command(java=java, home=home, instance=folder, sizes=sizes, quick=True), folder)
 
 
 def _mosquitto(lines: Sequence[str]) -> Callable[[Path, Sequence[int]], list[Server]]:
@@ -127,7 +131,7 @@ def _rabbitmq_version() -> str | None:
     program = shutil.which("rabbitmqctl", path="/usr/lib/rabbitmq/bin:/usr/sbin")
     if program is None or not installed():
         return None
-    return os.environ.get("BROKER_RABBITMQ_VERSION") or _printed_version("dpkg-query", "-W", "rabbitmq-server")
+    return _printed_version("dpkg-query", "-W", "rabbitmq-server")
 
 
 def _rabbitmq(folder: Path, ports: Sequence[int]) -> list[Server]:
@@ -136,11 +140,15 @@ def _rabbitmq(folder: Path, ports: Sequence[int]) -> list[Server]:
 
 def _nats(folder: Path, ports: Sequence[int]) -> list[Server]:
     text = (
-        f'server_name: pages\nlisten: "127.0.0.1:{ports[1]}"\njetstream {{ store_dir: "{folder}/data" }}\n'
+        f'server_name: pages\nlisten: "127.0.0.1:{ports[1]}"\nhttp: "127.0.0.1:{ports[2]}"\n'
+        f'jetstream {{ store_dir: "{folder}/data" }}\n'
         f'mqtt {{ listen: "127.0.0.1:{ports[0]}" }}\n'
     )
     (folder / "nats.conf").write_text(text, encoding="utf-8")
-    return _server("nats", [os.environ["BROKER_NATS"], "-c", str(folder / "nats.conf")], folder)
+    return _server("nats", [str(_program("nats-server")), "-c", str(folder / "nats.conf")], folder)
+
+
+_MOCHI = "2.7.9"
 
 
 def _mochi(folder: Path, ports: Sequence[int]) -> list[Server]:
@@ -149,7 +157,7 @@ def _mochi(folder: Path, ports: Sequence[int]) -> list[Server]:
         f"hooks:\n  auth: {{allow_all: true}}\n  storage: {{bolt: {{path: {folder}/mochi.db, bucket: mochi}}}}\n"
     )
     (folder / "mochi.yaml").write_text(text, encoding="utf-8")
-    return _server("mochi", [os.environ["BROKER_MOCHI"], "--config", str(folder / "mochi.yaml")], folder)
+    return _server("mochi", [str(_program("mochi")), "--config", str(folder / "mochi.yaml")], folder)
 
 
 def _rumqttd(version: int) -> Callable[[Path, Sequence[int]], list[Server]]:
@@ -161,20 +169,15 @@ def _rumqttd(version: int) -> Callable[[Path, Sequence[int]], list[Server]]:
             "max_payload_size = 20480\nmax_inflight_count = 100\ndynamic_filters = true\n"
         )
         (folder / "rumqttd.toml").write_text(text, encoding="utf-8")
-        return _server("rumqttd", [os.environ["BROKER_RUMQTTD"], "-c", str(folder / "rumqttd.toml")], folder)
+        return _server("rumqttd", [str(_program("rumqttd")), "-c", str(folder / "rumqttd.toml")], folder)
 
     return start
 
 
-def _hivemq_version() -> str | None:
-    folder = os.environ.get("BROKER_HIVEMQ")
-    found = None if folder is None else next(Path(folder).glob("hivemq-community-edition-*.jar"), None)
-    return None if found is None else _VERSION.findall(found.name)[-1]
+_HIVEMQ = Artifact("com.hivemq", "hivemq-community-edition-embedded", "2025.5", transitive=True)
 
 
 def _hivemq(folder: Path, ports: Sequence[int]) -> list[Server]:
-    java, _ = find_java()
-    assert java is not None
     for part in ("conf", "data", "log", "extensions"):
         (folder / part).mkdir(exist_ok=True)
     listener = f"<tcp-listener><port>{ports[0]}</port><bind-address>127.0.0.1</bind-address></tcp-listener>"
@@ -183,20 +186,23 @@ def _hivemq(folder: Path, ports: Sequence[int]) -> list[Server]:
         "<anonymous-usage-statistics><enabled>false</enabled></anonymous-usage-statistics></hivemq>",
         encoding="utf-8",
     )
+    opened = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch")
     command = [
-        str(java.home / "bin/java"),
+        str(java_home() / "bin/java"),
         "-Xmx1g",
-        "--add-opens=java.base/java.lang=ALL-UNNAMED",
-        "--add-opens=java.base/java.nio=ALL-UNNAMED",
-        "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-        "--add-opens=jdk.management/com.sun.management.internal=ALL-UNNAMED",
+        *(f"--add-opens={one}=ALL-UNNAMED" for one in (*opened, "jdk.management/com.sun.management.internal")),
         f"-Dhivemq.home={folder}",
         "-cp",
-        f"{os.environ['BROKER_HIVEMQ']}/*",
+        f"{jars(f'hivemq-{_HIVEMQ.version}', [_HIVEMQ])}/*",
         "com.hivemq.HiveMQServer",
     ]
     return _server("hivemq", command, folder)
 
+
+_RUMQTTD_SETUP = (
+    "its example configuration, in which a listener speaks one version of MQTT "
+    "(`cargo install rumqttd --version 0.20.0 --locked`)"
+)
 
 BROKERS = {
     "artemis": Broker(
@@ -211,25 +217,26 @@ BROKERS = {
     "mosquitto-local": Broker(
         "Mosquitto {} of `pulsebridge up`", _mosquitto_version, _mosquitto(()), "as `pulsebridge up` configures it"
     ),
-    "hivemq": Broker("HiveMQ CE {}", _hivemq_version, _hivemq, "its defaults, without extensions"),
+    "hivemq": Broker(
+        "HiveMQ CE {}",
+        lambda: _HIVEMQ.version,
+        _hivemq,
+        f"its defaults, without extensions (`{_HIVEMQ.organisation}:{_HIVEMQ.name}` of Maven)",
+    ),
     "nats": Broker(
-        "NATS {}", lambda: _program("BROKER_NATS", "--version"), _nats, "JetStream in files; else its defaults"
+        "NATS {}",
+        lambda: _program_version("nats-server"),
+        _nats,
+        "JetStream in files; else its defaults (`apt-get install nats-server`)",
     ),
     "rabbitmq": Broker("RabbitMQ {}", _rabbitmq_version, _rabbitmq, "the MQTT plugin with its defaults"),
     "mochi": Broker(
-        "mochi {}", lambda: _program("BROKER_MOCHI", "--version"), _mochi, "its command with bolt as storage"
+        "mochi {}",
+        lambda: _MOCHI if _program("mochi") else None,
+        _mochi,
+        f"bolt as storage (`go install github.com/mochi-mqtt/server/v2/cmd/docker@v{_MOCHI}`, named `mochi`)",
     ),
-    "rumqttd-v4": Broker(
-        "rumqttd {}, v4 listener",
-        lambda: _program("BROKER_RUMQTTD", "--version"),
-        _rumqttd(4),
-        "its example configuration; a listener speaks one version of MQTT",
-    ),
-    "rumqttd-v5": Broker(
-        "rumqttd {}, v5 listener",
-        lambda: _program("BROKER_RUMQTTD", "--version"),
-        _rumqttd(5),
-        "its example configuration; a listener speaks one version of MQTT",
-    ),
+    "rumqttd-v4": Broker("rumqttd {}, v4 listener", lambda: _program_version("rumqttd"), _rumqttd(4), _RUMQTTD_SETUP),
+    "rumqttd-v5": Broker("rumqttd {}, v5 listener", lambda: _program_version("rumqttd"), _rumqttd(5), _RUMQTTD_SETUP),
 }
 """By the name of the file of their results."""

@@ -28,13 +28,15 @@ def installed() -> bool:
     return _PROGRAM.exists() and shutil.which("epmd") is not None
 
 
-def start_rabbitmq(folder: Path, ports: Sequence[int], lines: Sequence[str]) -> list[Server]:
+def start_rabbitmq(
+    folder: Path, ports: Sequence[int], lines: Sequence[str], plugins: str = "rabbitmq_mqtt"
+) -> list[Server]:
     """Start RabbitMQ and its name server, also again on the same files; it may not accept connections yet.
 
     ``ports`` are those of MQTT, of the node and of the name server, ``lines`` more lines of the configuration.
     """
     mqtt, dist, epmd = ports
-    (folder / "plugins").write_text("[rabbitmq_mqtt].\n", encoding="utf-8")
+    (folder / "plugins").write_text(f"[{plugins}].\n", encoding="utf-8")
     text = ("listeners.tcp = none", f"mqtt.listeners.tcp.default = {HOST}:{mqtt}", *lines, "")
     (folder / "rabbitmq.conf").write_text("\n".join(text), encoding="utf-8")
     environment = {

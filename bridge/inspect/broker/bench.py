@@ -83,7 +83,7 @@ class Peer(LinkHandler):
             self._bench.retained.add(topic)
         for payload in payloads:
             self._link.publish(topic, payload, qos=qos, retain=retain, confirmed=reasons.append)
-        self._wait_for(reasons, len(payloads), PATIENCE_S)
+        self._gather(reasons, len(payloads))
         if NOT_AUTHORIZED in reasons:
             self._bench.retained.discard(topic)
             raise NotTriedError(f"the broker denies PUBLISH to {topic} (0x87)", remedy=self._bench.rights("write"))
@@ -93,14 +93,14 @@ class Peer(LinkHandler):
 
     def receive(self, count: int, silence_s: float = PATIENCE_S) -> list[bytes]:
         """Return the payloads of all messages, when there are ``count`` or none came for ``silence_s``."""
-        self._wait_for(self.messages, count, silence_s)
+        self._gather(self.messages, count, silence_s)
         return [message.payload for message in self.messages]
 
-    def _wait_for(self, found: Sequence[object], count: int, silence_s: float) -> None:
-        while len(found) < count:
+    def _gather(self, found: Sequence[object], count: int, silence_s: float = PATIENCE_S) -> None:
+        seen = -1
+        while seen < len(found) < count:
             seen = len(found)
-            if not self.wait(lambda: len(found) > seen, silence_s):  # noqa: B023
-                return
+            self.wait(lambda: len(found) > seen, silence_s)  # noqa: B023
 
     def wait(self, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
         """Run until the condition; return False after ``patience_s``. Raises LostError if the connection ends."""

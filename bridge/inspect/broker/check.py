@@ -58,13 +58,11 @@ def check_broker(
 
     With ``restart_s``, wait that long for a restart of the broker; ``report`` gets a line that requests it.
     """
-    bench = Bench(settings, mqtt, messages=messages)
-    address = f"{mqtt.host}:{mqtt.port}"
-    left: list[str] = []
+    bench, address = Bench(settings, mqtt, messages=messages), f"{mqtt.host}:{mqtt.port}"
+    if restart_s:
+        act = partial(over_restart, wait_s=restart_s, report=report)
+        tries = (*tries, Try("restart", "queue messages and retain one, restart the broker", act))
     try:
-        if restart_s:
-            act = partial(over_restart, wait_s=restart_s, report=report)
-            tries = (*tries, Try("restart", "queue messages and retain one, restart the broker", act))
         found = tuple(_findings(bench, tries))
     finally:
         left = bench.tidy()
@@ -75,18 +73,13 @@ def check_broker(
 
 def _findings(bench: Bench, tries: Sequence[Try]) -> Iterator[BrokerFinding]:
     for one in tries:
-        found = _finding(one, bench)
-        yield found
-        if not bench.versions or (one.name == "QoS" and found.state == "failed"):
+        state: State
+        try:
+            outcome = one.act(bench)
+            state = "failed" if outcome.failed else "note" if outcome.follows else "ok"
+        except PulsebridgeError as e:
+            outcome = Outcome(e.what, () if e.remedy is None else (e.remedy,))
+            state = "not tried" if not isinstance(e, LostError) else "failed" if one.needed else "note"
+        yield BrokerFinding(one.name, state, one.tried, outcome.result, outcome.follows)
+        if not bench.versions or (one.name == "QoS" and state == "failed"):
             return  # the others would only wait
-
-
-def _finding(one: Try, bench: Bench) -> BrokerFinding:
-    state: State
-    try:
-        outcome = one.act(bench)
-        state = "failed" if outcome.failed else "note" if outcome.follows else "ok"
-    except PulsebridgeError as e:
-        outcome = Outcome(e.what, () if e.remedy is None else (e.remedy,))
-        state = "not tried" if not isinstance(e, LostError) else "failed" if one.needed else "note"
-    return BrokerFinding(one.name, state, one.tried, outcome.result, outcome.follows)

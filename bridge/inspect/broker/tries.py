@@ -23,6 +23,8 @@ _QUEUED: Final = (b"1", b"2", b"3")
 _EXPIRY_S: Final = 1
 _REPEAT_S: Final = 40.0
 """Time for unacknowledged messages to arrive again, in seconds. NATS resends them after 30 s (ack_wait)."""
+_SILENCE_S: Final = 1.5
+"""Silence after which the rest of many messages is not expected, in seconds."""
 _SOON_S: Final = 0.5
 """Silence after which no further message is expected, in seconds."""
 
@@ -303,11 +305,7 @@ def _shared(bench: Bench) -> Outcome:
         except (LostError, NotTriedError) as e:
             return Outcome(e.what, unusable)
         writer.publish_all(topic, [b"%d" % i for i in range(_FEW)])
-        until = time.monotonic() + PATIENCE_S
-        while len(left.messages) + len(right.messages) < _FEW and time.monotonic() < until:
-            left.receive(_FEW, 0.1)
-            right.receive(_FEW, 0.1)
-        got = left.receive(_FEW, 0.2), right.receive(_FEW, 0.2)
+        got = left.receive(_FEW, _SILENCE_S), right.receive(_FEW, _SILENCE_S)
     arrived = len({*got[0], *got[1]})
     if arrived < _FEW:
         return Outcome(f"{arrived} of {_FEW} arrive", unusable)
@@ -378,7 +376,7 @@ def _queue(bench: Bench) -> Outcome:
         reasons = writer.publish_all(topic, [b"%d" % i for i in range(count)])
     accepted = sum(reason < REFUSED for reason in reasons)
     with again() as peer:
-        got = sorted({int(payload) for payload in peer.receive(accepted, 1.5)})
+        got = sorted({int(payload) for payload in peer.receive(accepted, _SILENCE_S)})
     if len(got) == count:
         return Outcome(f"all of {count} messages are queued")
     if len(got) == accepted:

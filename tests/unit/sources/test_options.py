@@ -212,7 +212,6 @@ def test_other_plug_ins_are_refused_with_what_to_give_and_no_secret() -> None:
         ("org.apache.pulsar.client.impl.auth.oauth2.AuthenticationOAuth2", "password is not supported: give issuerUrl"),
         ("org.apache.pulsar.client.impl.auth.AuthenticationKeyStoreTls", "export the key store"),
         ("org.apache.pulsar.client.impl.auth.AuthenticationBasic", "belong together"),
-        ("org.apache.pulsar.client.impl.auth.AuthenticationSasl", "give a token, or a client certificate"),
     ):
         given = {
             "pulsar.client.authPluginClassName": plugin,
