@@ -45,7 +45,8 @@ class CommandWriter:
     def write(self, commands: Iterable[Command | GroupCommand | None]) -> Iterator[StoredCommand]:
         """Write commands and yield each one that is stored, in order. At None it waits for all receipts.
 
-        Raises ContractError for an invalid command, TerminalError for a missing topic, else what Pulsar answers.
+        Raises ContractError for an invalid command, TerminalError for a missing topic, else what Pulsar answers; an error
+        of ``commands`` once the commands before it are stored.
         """
         for some in _batches(commands):
             yield from self._write(some)
