@@ -45,18 +45,11 @@ class CommandWriter:
     def write(self, commands: Iterable[Command | GroupCommand | None]) -> Iterator[StoredCommand]:
         """Write commands and yield each one that is stored, in order. At None it waits for all receipts.
 
-        Raises ContractError for an invalid command, TerminalError for a missing topic, else what Pulsar answers.
+        Raises ContractError for an invalid command, TerminalError for a missing topic, else what Pulsar answers; an error
+        of ``commands`` once the commands before it are stored.
         """
-        some: list[Command | GroupCommand] = []
-        size = 0
-        for command in commands:
-            if command is not None:
-                some.append(command)
-                size += len(command.payload)
-            if command is None or len(some) == _MOST or size > MAX_PENDING_BYTES:
-                yield from self._write(some)
-                some, size = [], 0
-        yield from self._write(some)
+        for some in _batches(commands):
+            yield from self._write(some)
 
     def _write(self, some: list[Command | GroupCommand]) -> Iterator[StoredCommand]:
         receipts = Receipts()
@@ -88,3 +81,21 @@ class CommandWriter:
                 event_timestamp=event_ms or None,
             )
         return partition
+
+
+def _batches(commands: Iterable[Command | GroupCommand | None]) -> Iterator[list[Command | GroupCommand]]:
+    """Yield the commands in batches: up to the limits, to a None, and to the end or the error of ``commands``."""
+    some: list[Command | GroupCommand] = []
+    size = 0
+    try:
+        for command in commands:
+            if command is not None:
+                some.append(command)
+                size += len(command.payload)
+            if command is None or len(some) == _MOST or size > MAX_PENDING_BYTES:
+                yield some
+                some, size = [], 0
+    except Exception:
+        yield some
+        raise
+    yield some
