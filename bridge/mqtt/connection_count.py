@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.display import printable
 from bridge.errors import PulsebridgeError, TransientError
 from bridge.loggers import get_logger
 from bridge.mop_metrics import MopCollector
@@ -136,7 +137,8 @@ def _requested(mqtt: MqttSettings, url: str) -> float:
         raise TransientError(f"{shown}: {e or type(e).__name__}") from e
     found = number_in(answer.text, name) if answer.status_code == 200 else None
     if found is None:
-        raise TransientError(f"the answer {answer.status_code} of {shown} has no number {name!r}")
+        why = printable(answer.text, 200)
+        raise TransientError(f"the answer {answer.status_code} of {shown} has no number {name!r}: {why}")
     return found
 
 

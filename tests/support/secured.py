@@ -342,7 +342,12 @@ def mosquitto(
     """
     if not port:
         (port,) = free_ports(1)
-    lines = [f"listener {port} {HOST}", "log_dest stderr", f"allow_anonymous {str(not users).lower()}"]
+    lines = [
+        f"listener {port} {HOST}",
+        "log_dest stderr",
+        f"allow_anonymous {str(not users).lower()}",
+        "sys_interval 1",
+    ]
     if certificate is not None:
         lines += [f"certfile {certificate.certificate}", f"keyfile {certificate.key}"]
     if client_ca is not None:

@@ -92,6 +92,7 @@ def test_a_failure_names_the_url_without_its_password() -> None:
     assert count.value is None
     (event,) = events
     assert "403" in event["why"]
+    assert event["why"].endswith("no number 'value': denied")
     assert f"127.0.0.1:{port}/count" in event["why"]
     assert "secret" not in str(event)
     assert "mqtt.connections_from" in event["event"]
