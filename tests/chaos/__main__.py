@@ -147,7 +147,7 @@ def _roam(args: argparse.Namespace, seed: int) -> int:
         _say(f"devices change brokers for {args.seconds:.0f} s")
         one.roam(args.seconds, random.Random(seed) if args.push else None, _say)
         found = one.account(fleet, say=_say)
-        _say(f"kills {dict(one.kills)}; {found.text()}")
+        _say(f"kills {dict(one.kills)}, {len(one.interruptions())} MQTT connections lost; {found.text()}")
     return 1 if found.broken else 0
 
 

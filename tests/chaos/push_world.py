@@ -7,6 +7,7 @@ answer of its own device in its receipt counts as a violation.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -18,6 +19,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -462,7 +464,16 @@ class PushWorld:
                 found.evidence[:0] = [str(e)[:3000], self._logs()]
                 return found
         self.drain()
-        return self._verdict(fleet)
+        found = self._verdict(fleet)
+        if found.broken:
+            found.evidence.insert(0, self._logs())
+        return found
+
+    def interruptions(self) -> list[Kill]:
+        """Return when push lost an MQTT connection, be it without a kill: a machine that is overloaded answers no PINGREQ."""
+        lines = (line for one in self._workers for line in one.text().splitlines() if '"MQTT is away' in line)
+        times = [datetime.fromisoformat(json.loads(line)["timestamp"][:-1] + "+00:00").timestamp() for line in lines]
+        return [Kill("mqtt", at, at) for at in times]
 
     def longest_way(self, fleet: DeviceProcesses, since: float, until: float) -> float:
         """Return the longest time, in s, from Pulsar to the device, of the commands that were stored from ``since`` to
@@ -483,7 +494,8 @@ class PushWorld:
         )
 
     def _verdict(self, fleet: DeviceProcesses) -> Verdict:
-        return verdict_of(self.writer.acknowledged, fleet.events(), self._receipts(), self.times)
+        causes = [*self.times, *self.interruptions()]
+        return verdict_of(self.writer.acknowledged, fleet.events(), self._receipts(), causes)
 
     def _receipts(self) -> dict[str, list[TimedReceipt]]:
         found: dict[str, list[TimedReceipt]] = defaultdict(list)

@@ -100,7 +100,9 @@ class PushWorld:
     answers: deque[tuple[CommandPosition, bool, str]] = field(default_factory=deque)  # with the link that they come by
     places: dict[str, str] = field(default_factory=dict)  # the link of each device
     wills: deque[tuple[str, str]] = field(default_factory=deque)  # devices, and the links that they left
-    left: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list))  # in sessions, by link
+    left: dict[tuple[str, str], list[Command]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # in sessions, by link
     births: set[tuple[str, str]] = field(default_factory=set)  # devices, and links that retain their birth message
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
@@ -221,7 +223,7 @@ class PushWorld:
         vain = choice % 2 and (self.limits.answers or push.position not in self.core.commands.pulled)
         self.puback_queues[push.link].append((push.number, 0 if vain else 0x10))
         if vain and not self.limits.answers:  # else it expires there
-            self.left[push.command.device, push.link].append(push.command.command_id)
+            self.left[push.command.device, push.link].append(push.command)
             self.taken.add(push.command.command_id)
 
     def poisonous(self, command: Command) -> bool:
@@ -288,9 +290,11 @@ class PushWorld:
         for push in stale:
             self.sockets[place].remove(push)
             self._arrives_elsewhere(push, choice)
-        # The session that it left there gives it what it has not had: of the rest the positions show that it is old.
+        # The session that it left there gives it what it has not had and has not expired: of the rest the positions show
+        # that it is old.
         had = self.inbox[device]
-        had += [one for one in dict.fromkeys(self.left.pop((device, place), ())) if one not in had]
+        left = [one for one in self.left.pop((device, place), ()) if not one.expired(self.now)]
+        had += [one for one in dict.fromkeys(one.command_id for one in left) if one not in had]
         if choice % 7:
             self.core.alive(device, self.now, place)
             self.run()
