@@ -81,7 +81,7 @@ class HttpDevice:
     """
 
     def __init__(
-        self, address: Address, device: str, *, by: str = "post", most: int = 1 << 30, wait_s: int = 5, token: str = ""
+        self, address: Address, device: str, *, by: str = "post", most: int = 1 << 30, wait_s: int = 1, token: str = ""
     ) -> None:
         self.url = f"http://{address.host}:{address.port}/devices/{device}/commands"
         self.device = device

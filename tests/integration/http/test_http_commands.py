@@ -181,8 +181,8 @@ def test_h39_requests_are_bounded_and_allowed_by_their_credential(
     base = fetch_settings(stack, namespaces)
     commands = base.http.commands.model_copy(update={"devices": 2})
     tokens = f"one {base.push.client_id}/one/#\nall #"
-    http = HttpSettings(port=0, tokens=tokens, commands=commands, limits={"body_size": 1024})  # type: ignore[arg-type]
-    settings = base.model_copy(update={"http": http})  # type: ignore[arg-type]
+    http = HttpSettings(port=0, tokens=tokens, commands=commands, limits={"body_size": "1KiB"})  # type: ignore[arg-type]
+    settings = base.model_copy(update={"http": http})
     provision(settings)
     with push_in_thread(settings), serving(settings) as address, Statuses(settings) as statuses, clients() as get:
         ours, every = {"Authorization": "Bearer one"}, {"Authorization": "Bearer all"}
