@@ -208,7 +208,8 @@ def test_lines_of_a_pipe_are_reported_while_it_is_open_and_an_interruption_says_
     assert err == ("interrupted: 3 stored; send the same with --id run again: a device gets one command for an id\n")
 
 
-@pytest.mark.thorough
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_no_command_is_reported_before_pulsar_has_stored_it(private_stack: LocalStack) -> None:
     settings = push_settings(provisioned(private_stack), mqtt_settings(private_stack))
     provision(settings)
@@ -228,7 +229,7 @@ def test_no_command_is_reported_before_pulsar_has_stored_it(private_stack: Local
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_large_file_takes_no_more_memory_than_a_small_one(settings: Settings, tmp_path: Path) -> None:
     peaks = []
