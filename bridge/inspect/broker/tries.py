@@ -413,9 +413,13 @@ def over_restart(bench: Bench, wait_s: float, report: Callable[[str], None]) -> 
             raise NotTriedError(f"the broker was not restarted within {wait_s:g} s")
     report("The connection ended; waiting for the broker.")
     _await_broker(bench, time.monotonic() + wait_s)
-    with again() as peer:
-        present = peer.granted.session_present
-        queued = len(peer.receive(len(_QUEUED)))
+    try:
+        with again() as peer:
+            present = peer.granted.session_present
+            queued = len(peer.receive(len(_QUEUED)))
+    except LostError as e:
+        lost = "ingest: a restart of the broker loses messages: delete its session, or change mqtt.client_id"
+        return Outcome(f"the session cannot reconnect: {e.what}", (lost,), failed=True)
     kept = b"kept" in _payloads_for_new(bench, status, PATIENCE_S)
     follows = (
         (not present or queued < len(_QUEUED), "ingest: a restart of the broker loses messages: make it durable"),
