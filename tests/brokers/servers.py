@@ -186,22 +186,21 @@ def _hivemq(folder: Path, ports: Sequence[int]) -> list[Server]:
         "<anonymous-usage-statistics><enabled>false</enabled></anonymous-usage-statistics></hivemq>",
         encoding="utf-8",
     )
-    opened = ("java.base/java.lang", "java.base/java.nio", "java.base/sun.nio.ch")
     command = [
         str(java_home() / "bin/java"),
         "-Xmx1g",
-        *(f"--add-opens={one}=ALL-UNNAMED" for one in (*opened, "jdk.management/com.sun.management.internal")),
-        f"-Dhivemq.home={folder}",
+        f"-Dhivemq.log.folder={folder}/log",
         "-cp",
         f"{jars(f'hivemq-{_HIVEMQ.version}', [_HIVEMQ])}/*",
-        "com.hivemq.HiveMQServer",
+        str(Path(__file__).with_name("HiveMq.java")),
+        str(folder),
     ]
     return _server("hivemq", command, folder)
 
 
 _RUMQTTD_SETUP = (
     "its example configuration, in which a listener speaks one version of MQTT "
-    "(`cargo install rumqttd --version 0.20.0 --locked`)"
+    "(`cargo install rumqttd --version 0.20.0`)"
 )
 
 BROKERS = {
@@ -221,7 +220,7 @@ BROKERS = {
         "HiveMQ CE {}",
         lambda: _HIVEMQ.version,
         _hivemq,
-        f"its defaults, without extensions (`{_HIVEMQ.organisation}:{_HIVEMQ.name}` of Maven)",
+        f"its defaults, embedded (`{_HIVEMQ.organisation}:{_HIVEMQ.name}` of Maven)",
     ),
     "nats": Broker(
         "NATS {}",

@@ -335,13 +335,14 @@ def _session(bench: Bench, version: Version) -> Outcome:
         late = time.monotonic() - began > PATIENCE_S
     with again() as peer:
         rest = peer.receive(1, _SOON_S)
-    problem = ""
-    if not present or queued != list(_QUEUED):
-        problem = f"{len(queued)} of {len(_QUEUED)} queued messages arrive, session present: {_yes(present)}"
-    elif repeated != list(_QUEUED):
-        problem = f"{len(repeated)} of {len(_QUEUED)} unacknowledged messages arrive again"
-    if problem:
-        return Outcome(problem, ("ingest: messages are lost whenever ingest is not connected",), failed=True)
+    for what, got in (("queued messages arrive", queued), ("unacknowledged messages arrive again", repeated)):
+        if not present or sorted(got) != list(_QUEUED):
+            lost = "ingest: messages are lost whenever ingest is not connected"
+            text = f"{len(got)} of {len(_QUEUED)} {what}, session present: {_yes(present)}"
+            return Outcome(text, (lost,), failed=True)
+        if got != list(_QUEUED):
+            order = "ingest: messages arrive out of order whenever ingest was not connected"
+            return Outcome(f"{what} out of order", (order,), failed=True)
     if late:
         order = "ingest: after a reconnect unacknowledged messages arrive late, after newer ones"
         return Outcome("kept; unacknowledged messages arrive again, but not at the reconnect", (order,))
@@ -412,9 +413,13 @@ def over_restart(bench: Bench, wait_s: float, report: Callable[[str], None]) -> 
             raise NotTriedError(f"the broker was not restarted within {wait_s:g} s")
     report("The connection ended; waiting for the broker.")
     _await_broker(bench, time.monotonic() + wait_s)
-    with again() as peer:
-        present = peer.granted.session_present
-        queued = len(peer.receive(len(_QUEUED)))
+    try:
+        with again() as peer:
+            present = peer.granted.session_present
+            queued = len(peer.receive(len(_QUEUED)))
+    except LostError as e:
+        lost = "ingest: a restart of the broker loses messages: delete its session, or change mqtt.client_id"
+        return Outcome(f"the session cannot reconnect: {e.what}", (lost,), failed=True)
     kept = b"kept" in _payloads_for_new(bench, status, PATIENCE_S)
     follows = (
         (not present or queued < len(_QUEUED), "ingest: a restart of the broker loses messages: make it durable"),

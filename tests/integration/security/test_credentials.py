@@ -145,6 +145,7 @@ def issuer(pulsar: SecuredPulsar, authority: Authority, monkeypatch: pytest.Monk
         yield made
 
 
+@pytest.mark.thorough
 def test_oauth2_tokens_serve_every_tier_and_are_renewed_while_running(
     pulsar: SecuredPulsar, artemis: SecuredArtemis, issuer: Issuer, tmp_path: Path
 ) -> None:
