@@ -92,7 +92,7 @@ def test_rabbitmq_lacks_mqtt_5(tmp_path: Path) -> None:
     assert "one with a dot" not in found["wildcards"].result.split(";")[0]
 
 
-@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_restart_shows_what_the_broker_keeps(kill: bool, tmp_path: Path) -> None:
     with running("mosquitto", tmp_path) as (ports, servers):
         asked = []
