@@ -116,22 +116,24 @@ def test_what_a_publish_shows_to_ingest_at_another_broker_moves_the_commands_the
         for link in ("far", "near", "far", "near"):
             place = at(settings, link)
             commands = [command(settings, "d", n) for n in range(written, written + 5)]
+            ids = [one.command_id for one in commands]
             written += 5
             with (
                 Devices(place, lambda _device, _count: True) as devices,
                 DeviceClient(place.mqtt, f"{root}-d") as client,
             ):
 
-                def measured(client: DeviceClient = client, devices: Devices = devices) -> bool:
+                def measured(client: DeviceClient = client, devices: Devices = devices, ids: list[str] = ids) -> bool:
                     """Publish as a device does, more than once: ingest records a move at most once a second."""
                     client.publish(f"{root}/d/temperature", b"20")
-                    return len(set(devices.ids("d"))) == 5
+                    return set(ids) <= set(devices.ids("d"))
 
                 measured()
                 assert client.flush()
                 write_commands(settings, commands)
                 poll_for(measured, 25, "the commands at this broker", every=0.3)
-                devices.check(commands)
+                got = dict.fromkeys(devices.ids("d"))  # its session may have some of the time before the device left
+                assert [one for one in got if one in ids] == ids
 
 
 def test_h27_a_device_resumes_at_another_broker_and_gets_answer_and_commands_there(

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def sending(settings: Settings, *arguments: str) -> Iterator[subprocess.Popen[st
             "commands", "send", *arguments, *push_arguments(settings),
         ],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
     )  # fmt: skip
     with process:
         try:
