@@ -17,6 +17,8 @@ __all__ = ["ByFile", "next_of", "unit_of"]
 
 TOGETHER: Final = ("tests/integration/security", "tests/integration/cluster")
 """Folders whose files go to one process: they share servers of their own."""
+_FIRST: Final = "tests/integration/cluster"
+"""It takes longest: all else runs beside it."""
 
 
 def unit_of(nodeid: str) -> str:
@@ -35,8 +37,8 @@ def next_of(queue: Mapping[str, Iterable[str]], root: Path, spark: bool) -> str 
 
     None when only the other kind is left.
     """
-    for unit, tests in queue.items():
-        files = {root / nodeid.partition("::")[0] for nodeid in tests}
+    for unit in sorted(queue, key=lambda one: one != _FIRST):
+        files = {root / nodeid.partition("::")[0] for nodeid in queue[unit]}
         if any(map(_wants_spark, files)) == spark:
             return unit
     return None
