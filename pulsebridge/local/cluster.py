@@ -34,6 +34,8 @@ _PORTS_FILE: Final = "cluster-ports.json"
 _CLUSTER: Final = "local"
 _SESSION_MS: Final = 10_000
 """After this time without a sign of life a broker or a bookie counts as dead, and its topics move (Pulsar: 30 s)."""
+_TICKS_S: Final = 2.0
+"""ZooKeeper looks for sessions that have ended once a second."""
 _GRACE_S: Final = 8.0
 
 _MAIN: Final = {
@@ -73,6 +75,7 @@ class LocalCluster:
         self._abandoned = abandoned
         self.servers: dict[str, Server] = {}
         """The processes by name: zookeeper, bookie-0 to -2, broker-0 to -2, proxy."""
+        self._killed_at: dict[str, float] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._ports = self._chosen_ports()
 
@@ -122,6 +125,8 @@ class LocalCluster:
         self._launch(["zookeeper"])
         if not (self._folder / "initialized").exists():
             self._initialize()
+        else:  # its bookies may have been killed
+            self._await_end_of_session(time.monotonic())
         self._launch(_BOOKIES)
         self._launch(BROKERS)
         self._launch(["proxy"])
@@ -140,10 +145,14 @@ class LocalCluster:
     def kill(self, name: str) -> None:
         """Send SIGKILL to one process and wait until it has ended."""
         self.servers[name].kill()
+        self._killed_at.setdefault(name, time.monotonic())
 
     def restart(self, name: str) -> None:
         """Start one process again, killed first if it runs, with the same ports and data; wait until it is ready."""
-        self.servers[name].kill()
+        self.kill(name)
+        killed_at = self._killed_at.pop(name)
+        if name in _BOOKIES:
+            self._await_end_of_session(killed_at)
         self._launch([name])
 
     # --- steps ---
@@ -158,6 +167,10 @@ class LocalCluster:
             chosen = dict(zip(names, free_ports(len(names)), strict=True))
         file.write_text(json.dumps(chosen), encoding="ascii")
         return chosen
+
+    def _await_end_of_session(self, killed_at: float) -> None:
+        """While ZooKeeper has the session of a bookie that was killed, Pulsar refuses its successor, which does not try again."""
+        time.sleep(max(0.0, killed_at + _SESSION_MS / 1000 + _TICKS_S - time.monotonic()))
 
     def _launch(self, names: Sequence[str]) -> None:
         self._report(f"starting {', '.join(names)}")
