@@ -146,6 +146,8 @@ def test_the_commands_of_the_page_move_an_installation_under_load(
         run(provision.replace("new.yaml", "old.yaml"), tmp_path)
         with running(old_push, tmp_path):
             with running(old_ingest, tmp_path):
+                log = tmp_path / "ingest.log"
+                poll_for(lambda: "subscribed at the MQTT broker" in log.read_text(), 60, "ingest's subscription")
                 undo.enter_context(load)
                 load.command("old.yaml", 20)
                 poll_for(lambda: load.has_all(DEVICES), 60, "the first commands")
