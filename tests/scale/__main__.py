@@ -62,6 +62,8 @@ def _measured(name: str, args: argparse.Namespace, figures: dict[str, Any]) -> d
         print(f"{name}: {' '.join(f'{n:,}' for n in size)} devices …", flush=True)
         if size == sizes[-1]:
             found["predicted"] = predictions.of(name, found["small"], size[0])
+            if name == "known" and "predicted" in figures.get("memory", {}):
+                found["predicted"]["peak_bytes_parked"] = predictions.with_parked(found["small"], figures["memory"])
             figures[name] = found
             _write(figures, args.out)
             begin = os.getloadavg()[0]

@@ -1,16 +1,16 @@
 """What small runs predict of a large one, and how far that was off.
 
 Two small runs give a line. The CPU of messages does not grow along a line: the more there are, the more of them share a
-batch and a wake-up. So it is predicted by the line through the logarithms.
+batch and a wake-up. So it is predicted by the line through the logarithms. Sockets stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["FIGURES", "compare", "of"]
+__all__ = ["FIGURES", "compare", "of", "with_parked"]
 
 Result = Mapping[str, float]
 
@@ -55,9 +55,18 @@ def of(group: str, small: Sequence[Result], devices: int) -> dict[str, float]:
         more = max(first[name], second[name])
         if group == "connected" and name.endswith("_cpu_s"):
             found[name] = first[name] * (more / first[name]) ** power
+        elif name.endswith("_sockets"):
+            found[name] = more
         else:
             found[name] = first[name] + (more - first[name]) * share
     return found
+
+
+def with_parked(push: Sequence[Result], core: Mapping[str, Any]) -> float:
+    """Return the memory of push with parked devices: of small runs the receive buffers of Pulsar's client hide it, so it is
+    that of push without devices, and what the group ``memory`` predicts of the core alone.
+    """
+    return push[-1]["bytes_empty"] + float(core["predicted"]["peak_bytes"] - core["small"][-1]["bytes_before"])
 
 
 def compare(predicted: Result, measured: Result) -> list[dict[str, object]]:
