@@ -90,7 +90,7 @@ def test_a_broadcast_leaves_push_once_and_each_member_has_its_receipt(
             copies = fleet.last["by"]["copy"]
             late = copies - 2 * (deaf + mute)
             print(f"{late} answers of {2 * members} were late")
-            assert 0 <= late <= members // 5, "those that did not answer in time have a copy of each"
+            assert 0 <= late <= members // 2, "those that did not answer in time have a copy of each"
             assert marks.count == 2 + copies + probes(), "each payload left push once, and once for each of those"
             fleet.come()
             fleet.ready(members, 60)
