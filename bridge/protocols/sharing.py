@@ -117,11 +117,15 @@ class Peers:
     def plan(self, mine: Beat, now: float) -> dict[int, str] | None:
         """Return the process for each part; ``mine`` is the state of this one.
 
-        A blind process knows no other: then the plan is empty. A polite one has no plan, also while it is new.
+        A blind process knows no other: then the plan is empty. A polite one has no plan, also while it is new, and while
+        its own record is as old as that of a process that is gone: perhaps this one was frozen.
         """
         live = self.live(now)
-        if not live or (self._polite and now - self._peers[self._me].since < GONE_S):
+        if not live:
             return None if self._polite else {}
+        me = self._peers[self._me]
+        if self._polite and not (me.since <= now - GONE_S and me.live(now)):
+            return None
         may = {name: self._peers[name].beat.may for name in live} | {self._me: mine.may}
         steady = [name for name in live if now - self._peers[name].since >= STEADY_S]
         if not self._polite:

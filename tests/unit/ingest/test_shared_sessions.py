@@ -91,3 +91,12 @@ def test_auto_has_the_sessions_of_any_number_of_shards() -> None:
     assert Shard.parse(AUTO) == Shard(0, 1)
     with pytest.raises(ConfigError, match="each worker of a shared subscription has its own session"):
         load(None, {"ingest.shard": AUTO, "ingest.share": "g"} | sets)
+
+
+def test_a_process_that_was_frozen_for_a_moment_does_not_take_the_others_for_gone() -> None:
+    peers = Peers("a", polite=True)
+    for now in (0.0, 1.0, 2.0, 3.0, 4.0):
+        peers.reported("b", Beat(ALL, frozenset({2, 3})), now)
+        peers.reported("a", Beat(ALL, frozenset({0, 1})), now)
+    assert peers.plan(Beat(ALL, frozenset({0, 1})), 4.5) is not None
+    assert peers.plan(Beat(ALL, frozenset({0, 1})), 4.0 + GONE_S + 0.5) is None, "its own record is as old as theirs"
