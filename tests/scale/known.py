@@ -115,7 +115,9 @@ def _write_cursors(at: Place, known: int) -> float:
         for partition in range(PARTITIONS):
             producer = client.batch_producer(partition_name(topic, partition))
             room.acquire()
-            producer.send([_Record(term_record(Term(new_secret())), head_of(TERM_KEY, {}))], stored)  # as a former owner
+            producer.send(
+                [_Record(term_record(Term(new_secret())), head_of(TERM_KEY, {}))], stored
+            )  # as a former owner
             for number in devices_of(partition, PARTITIONS, range(known)):
                 key, payload = cursor_record(number, now_us)
                 assert room.acquire(timeout=60), "Pulsar does not answer"
