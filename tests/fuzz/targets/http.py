@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from bridge.health import Health
 from bridge.http.handler import HttpHandler
-from bridge.mqtt.types import Message
 from bridge.protocols.handler import Address
 from bridge.protocols.listening import Listening
 from bridge.protocols.running import Phase, Running
 from bridge.settings import Settings
 from tests.fuzz.engine import Case, Check, Target
+from tests.support.http_intake import StoredAtOnce
 
 __all__ = ["HTTP", "LIMIT", "encoded", "requests"]
 
@@ -100,35 +100,8 @@ def encoded(one: dict[str, Any], body: bytes, host: bytes) -> bytes:
     return data if one["cut"] is None else data[: one["cut"]]
 
 
-class _Noted:
-    """Accepts the handler's messages instead of Pulsar, and confirms them as stored."""
-
-    in_flight, full = 0, False
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self._readings: list[Any] = []
-
-    def take(self, reading: Any, message: Message) -> None:
-        self.messages.append(message)
-        self._readings.append(reading)
-
-    def turn(self, _now: float) -> list[Any]:
-        stored, self._readings = self._readings, []
-        return stored
-
-    def is_dead_letter(self, _reading: Any) -> bool:
-        return False
-
-    def watch(self, _now: float, _oldest: float | None) -> None:
-        pass
-
-    def next_in(self, _now: float) -> float:
-        return 1.0
-
-
 class _World:
-    def __init__(self, address: Address, noted: _Noted) -> None:
+    def __init__(self, address: Address, noted: StoredAtOnce) -> None:
         self._address = address
         self._host = b"127.0.0.1:%d" % address.port
         self._noted = noted
@@ -182,7 +155,7 @@ def _opened() -> Iterator[Check]:
         mqtt={"port": 1}, push={"presence": {"rules": [{"filter": "devices/+device/status"}]}},
         http={"port": 0, "limits": {"body_size": f"{LIMIT}B", "read_timeout": "5s"}, "commands": {"topics": ["devices/{device}/commands"]}},
     )  # fmt: skip
-    noted, listening = _Noted(), Listening()
+    noted, listening = StoredAtOnce(), Listening()
     listening.start()
     service: Any = SimpleNamespace(
         settings=settings, loop=listening.loop, health=Health(), stopping=threading.Event(), intake=lambda **_: noted,

@@ -15,37 +15,10 @@ import trustme
 
 from bridge.health import Health
 from bridge.http.handler import HttpHandler
-from bridge.mqtt.types import Message
 from bridge.protocols.listening import Listening
 from bridge.protocols.running import Phase, Running
 from bridge.settings import Settings
-
-
-class Stored:
-    """Confirms every message at once, instead of Pulsar."""
-
-    in_flight, full = 0, False
-
-    def __init__(self) -> None:
-        self.topics: list[str] = []
-        self._readings: list[Any] = []
-
-    def take(self, reading: Any, message: Message) -> None:
-        self.topics.append(message.topic)
-        self._readings.append(reading)
-
-    def turn(self, _now: float) -> list[Any]:
-        stored, self._readings = self._readings, []
-        return stored
-
-    def is_dead_letter(self, _reading: Any) -> bool:
-        return False
-
-    def watch(self, _now: float, _oldest: float | None) -> None:
-        pass
-
-    def next_in(self, _now: float) -> float:
-        return 1.0
+from tests.support.http_intake import StoredAtOnce
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -56,7 +29,7 @@ def test_both_ports_are_open_and_each_speaks_its_own(tmp_path: Path, host: str) 
     issued.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
     files = {"tls_certificate": tmp_path / "cert.pem", "tls_private_key": tmp_path / "key.pem"}
     settings = Settings(http={"host": host, "port": 0, "tls_port": 0, **files})
-    stored, listening = Stored(), Listening()
+    stored, listening = StoredAtOnce(), Listening()
     listening.start()
     service: Any = SimpleNamespace(
         settings=settings, loop=listening.loop, health=Health(), stopping=threading.Event(), intake=lambda **_: stored,
@@ -77,7 +50,7 @@ def test_both_ports_are_open_and_each_speaks_its_own(tmp_path: Path, host: str) 
             connection.request("POST", f"/topics/{topic}", b"x", {"Host": "localhost"})
             assert connection.getresponse().status == 200
             connection.close()
-        assert stored.topics == ["plain", "secure"]
+        assert [message.topic for message in stored.messages] == ["plain", "secure"]
         with pytest.raises(ssl.SSLError):
             http.client.HTTPSConnection("localhost", plain.port, timeout=30, context=trusting).request("GET", "/")
     finally:
