@@ -45,6 +45,8 @@ __all__ = ["direct", "with_pulsar"]
 _UNDER_WAY = 2000
 _PATIENCE_S = 200.0
 """A takeover that takes longer is not waited for: other work on the machine may slow it down."""
+_LOOKS_S = 65.0
+"""Pulsar looks once a minute whether a topic is to be compacted."""
 _IDLE = 50
 """One of so many known devices gets a command, and has nothing to do afterwards."""
 
@@ -65,9 +67,11 @@ def with_pulsar(known: int, parked: int) -> dict[str, float]:
         with _taken_over(at, "empty", found):
             pass
         found["write_s"] = _write_cursors(at, known)
+        _await_compaction(at)
         with _taken_over(at, "known", found) as process:
             _park(at, Endpoint(port), process, parked, found)
             process.kill()
+        _await_compaction(at)
         with _taken_over(at, "parked", found) as process:
             _command_some(at, process, known, parked, found)
         found |= _compact(at)
@@ -191,6 +195,20 @@ def _compact(at: Place) -> dict[str, float]:
     found["compaction_cpu_s"] = sum(map(cpu_seconds, servers)) - cpu
     print(f"  compacted in {found['compaction_s']:.1f} s", flush=True)
     return found
+
+
+def _await_compaction(at: Place) -> None:
+    """Wait until Pulsar has compacted what was written at once: otherwise, it has nothing to do when push takes over."""
+    paths = [
+        f"/{rest_path(partition_name(at.settings.pulsar.system_topic(CURSORS_TOPIC), number))}/compaction"
+        for number in range(PARTITIONS)
+    ]
+    time.sleep(_LOOKS_S)
+    with PulsarAdmin(at.settings.pulsar, timeout_s=60) as admin:
+        poll_for(
+            lambda: all(admin.request("GET", path)["status"] != "RUNNING" for path in paths),
+            600, "the end of the compaction", every=0.5,
+        )  # fmt: skip
 
 
 def _size(admin: PulsarAdmin, partition: str) -> float:

@@ -18,11 +18,11 @@ from bridge.contract import (
 from bridge.contract.commands import CommandPosition
 from bridge.contract.cursors import OWNER_KEY, OwnerRecord
 from bridge.mqtt.device import DeviceClient
-from bridge.pulsar.admin import PulsarAdmin
+from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.compaction import follow_compaction
 from bridge.pulsar.provisioning import partitions_ready
-from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, topic_need
+from bridge.pulsar.provisioning_plan import CURSOR_RETENTION, compact_step, topic_need
 from bridge.push.cursor import Cursor
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
@@ -194,6 +194,12 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
                 lambda: _hold_moves(settings, admin, client, name) == (oldest[0], oldest[1] - 1), 60,
                 "the hold stands before the oldest record that is the last of its key",
             )  # fmt: skip
+            poll_for(lambda: not _compacts(admin, name), 60, "the end of the compaction")
+            before = admin.stats(name)["compaction"]
+            assert before["lastCompactionSucceedTimestamp"] > 0
+            provision(settings)  # does not compact again what has a million records, while push reads them
+            assert not _compacts(admin, name)
+            assert admin.stats(name)["compaction"] == before
         with push_in_thread(settings):  # and is read back
             again = [*commands, command(settings, "d0", 100)]
             write_commands(settings, again)
@@ -203,8 +209,12 @@ def test_h24_cursors_are_compacted_and_held(settings: Settings) -> None:
         assert sum(len(got) for got in devices.got.values()) == 91
 
 
+def _compacts(admin: PulsarAdmin, partition: str) -> bool:
+    return admin.request("GET", f"/{rest_path(partition)}/compaction")["status"] == "RUNNING"
+
+
 def _hold_moves(settings: Settings, admin: PulsarAdmin, client: PulsarClient, partition: str) -> tuple[int, int]:
-    provision(settings)  # compacts
+    admin.do(compact_step(partition))
     follow_compaction(client, partition, CURSOR_RETENTION)
     held = Position.parse(admin.internal_stats(partition)["cursors"][CURSOR_RETENTION]["markDeletePosition"])
     return held[0], held[1]
