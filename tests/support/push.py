@@ -65,8 +65,12 @@ def parking_settings(stack: LocalStack, namespaces: PulsarSettings, **changes: o
 
 
 def says(settings: Settings, device: str, status: bytes, *, retain: bool = False) -> None:
-    """Publish a birth or will message of a device, as ``parking_settings`` has push read them."""
-    with DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-{device}") as client:
+    """Publish a birth or will message of a device, as ``parking_settings`` has push read them.
+
+    By a client of its own: with the device's client id it would end the device's session, and a broker accepts and
+    drops what comes until the device has subscribed again.
+    """
+    with DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-{device}-status") as client:
         client.publish(f"{settings.push.client_id}/{device}/status", status, retain=retain)
         assert client.flush()
 

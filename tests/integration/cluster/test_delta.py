@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from pulsebridge.local.cluster import LocalCluster
 from pulsebridge.local.stack import LocalStack
-from tests.chaos.source_world import Writer, source_world
+from tests.chaos.source_world import SourceWorld, Writer, source_world
 from tests.support.cluster import frozen, killed, owner_of, unload
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.stack import provisioned
@@ -41,15 +42,14 @@ def test_h18_a_query_over_three_failures_of_each_kind(
             poll_for(lambda: one.batches() > 1, 120, "the first batches")
             for _ in range(3):
                 owner = owner_of(cluster, topic.admin, topic.partition(0))
-                for what in (
-                    killed(cluster, owner),
-                    _hung(cluster, owner),
-                    killed(cluster, "bookie-1"),
-                    _moved(topic),
+                for name, failure in (
+                    ("killed", killed(cluster, owner)),
+                    ("hangs", _hung(cluster, owner)),
+                    ("bookie", killed(cluster, "bookie-1")),
+                    ("moved", _moved(topic)),
                 ):
-                    with what:
-                        before = one.batches()
-                        poll_for(lambda least=before + 3: one.batches() >= least, 90, "batches")  # type: ignore[misc]
+                    with failure:
+                        _goes_on(one, writer, f"{name} {owner}")
         finally:
             writer.end()
         one.finish(spark)
@@ -57,6 +57,20 @@ def test_h18_a_query_over_three_failures_of_each_kind(
         print(f"{writer.sent} messages, {found.rows} rows, {one.failures()} queries failed")
         assert found.faults() == ""
         assert found.rows >= writer.sent
+
+
+def _goes_on(one: SourceWorld, writer: Writer, failure: str) -> None:
+    before = one.batches()
+    try:
+        poll_for(lambda: one.batches() >= before + 3, 90, f"batches while {failure}")
+    except AssertionError as e:
+        stored = Counter[int]()
+        for partition, *_ in list(writer.receipts):
+            stored[partition] += 1
+        pytest.fail(
+            f"{e}; {one.batches() - before} batches came, {one.failures()} queries failed; {writer.sent} sent, receipts "
+            f"by partition {dict(stored)}; the driver printed at last: {one.log()[-1500:]}"
+        )
 
 
 @contextmanager

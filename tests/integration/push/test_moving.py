@@ -103,10 +103,18 @@ def owned(settings: Settings) -> int:
         return sum(bool(admin.stats(name).get("publishers")) for name in names)
 
 
-def check(device: OffsetDevice, commands: Sequence[Command]) -> None:
-    """First arrivals are exactly these commands, in order; every repeat is marked."""
+def check(device: OffsetDevice, commands: Sequence[Command], *of: Settings) -> None:
+    """First arrivals are exactly these commands, in order; every repeat is marked. ``of``: where its receipts are."""
     got = [payload for payload in device.got if payload != "answer"]
-    assert list(dict.fromkeys(got)) == [one.payload.decode() for one in commands], f"{device.name} got {got}"
+    if list(dict.fromkeys(got)) != [one.payload.decode() for one in commands]:
+        ids = [one.command_id for one in commands if one.payload.decode() not in got]
+        found = [
+            (row.command_id, row.state, row.reason, row.attempts, row.position)
+            for rows in map(receipts, of)
+            for name in ids
+            for row in rows[name]
+        ]
+        pytest.fail(f"{device.name} got {got}, the receipts of {ids} are {found}")
     first: set[str] = set()
     for payload, repeat in zip(got, device.repeats, strict=True):
         assert repeat or payload not in first, f"{payload} came again and is not marked: {got}"
@@ -166,9 +174,9 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
             b.awaits(of["b"])
             says(new, "away", b"online")
             away.awaits(of["away"])
-            check(a, expected["a"])
-            check(b, expected["b"])
-            check(away, expected["away"])
+            check(a, expected["a"], old, new)
+            check(b, expected["b"], old, new)
+            check(away, expected["away"], old, new)
             resumed = a.places["9"]  # of the old cluster
             a.ask(resumed)
             a.goes_on_with(expected["a"][10:])
