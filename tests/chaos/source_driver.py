@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException
 
 from bridge.settings import Settings
 from tests.chaos.source_world import query_of
@@ -18,15 +18,15 @@ __all__ = ["run"]
 
 
 def run(settings: Settings, options: dict[str, str], folder: Path) -> None:
-    """Write the pid of the JVM to the file ``jvm`` once a query runs; print what a query failed with."""
+    """Write the pid of the JVM to the file ``jvm`` once a query runs; print what a query, or its start, failed with."""
     spark = build_session(folder / "spark")
     gateway: Any = spark.sparkContext._gateway
     while True:
-        query = query_of(spark, settings, options).start()
-        (folder / "jvm").write_text(str(gateway.proc.pid))
         try:
+            query = query_of(spark, settings, options).start()
+            (folder / "jvm").write_text(str(gateway.proc.pid))
             query.awaitTermination()
-        except StreamingQueryException as e:
+        except PySparkException as e:  # on a busy machine, Spark does not wait long enough for a Python process
             print(f"{time.strftime('%H:%M:%S')} the query failed: {e}", flush=True)
 
 

@@ -218,7 +218,8 @@ class SourceWorld:
         poll_for(lambda: self.batches() >= batches or time.monotonic() > until, seconds + 30, "batches")
 
     def batches(self) -> int:
-        """Return how many batches are committed."""
+        """Return how many batches are committed. Raises AssertionError if the driver has ended by itself."""
+        assert not self._drivers or self._drivers[-1].poll() is None, f"the driver ended: {self.log()}"
         names = (self._folder / "lakehouse/checkpoints/bronze/commits").glob("[0-9]*")
         return max((int(of.name) + 1 for of in names), default=0)
 
