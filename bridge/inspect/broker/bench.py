@@ -23,8 +23,8 @@ __all__ = ["PATIENCE_S", "REFUSED", "Bench", "LostError", "NotTriedError", "Peer
 
 Version = Literal["3.1", "3.1.1", "5"]
 
-PATIENCE_S: Final = 3.0
-"""Time for one answer of the broker, in seconds."""
+PATIENCE_S: Final = 10.0
+"""Time for one answer of the broker, in seconds: a busy one may need more than three."""
 REFUSED: Final = 0x80
 """The first reason code that refuses (MQTT 5, 2.4)."""
 _KEPT_S: Final = 900
