@@ -89,7 +89,7 @@ _NUMBERS: Final = rb"\[(?:-?\d{1,18}(?:,-?\d{1,18})*)?\]"
 _IDS: Final = rb'"ids":"(?:[A-Za-z0-9+/]{12})*"(?:,"dead":' + _NUMBERS + rb')?(?:,"days":' + _NUMBERS + rb")?"
 _PLAIN: Final = re.compile(
     rb'\{"v":' + _VERSION + rb',"position":\[(-?\d{1,18}),(-?\d{1,18}),(-?\d{1,9})\],' + _IDS
-    + rb'(,"lately":' + _NUMBERS + rb')?(?:,"back":1)?(?:,"at":(\d{1,15}))?'
+    + rb'(,"lately":' + _NUMBERS + rb')?(,"back":1)?(?:,"at":(\d{1,15}))?'
     + rb'(?:,"link":"[ !#-\[\]-~]*"(?:,"link_at":\d{1,17})?)?\}'
 )  # fmt: skip
 _PLAIN_IDS: Final = re.compile(rb'\{"v":' + _VERSION + b"," + _IDS + rb"\}")
@@ -101,6 +101,8 @@ class PlainCursor(NamedTuple):
     position: tuple[int, int, int]
     confirmed_ms: int
     """When the broker confirmed the last command that it alone confirmed, in ms since the epoch; 0 without one."""
+    online: bool
+    """As in ``Cursor``."""
 
 
 def plain_cursor(payload: bytes) -> PlainCursor | None:
@@ -110,8 +112,9 @@ def plain_cursor(payload: bytes) -> PlainCursor | None:
     found = _PLAIN.fullmatch(payload)
     if found is None:
         return None
-    ledger, entry, index, lately, at_ms = found.groups()
-    return PlainCursor((int(ledger), int(entry), int(index)), int(at_ms or LAST_US // 1000) if lately else 0)
+    ledger, entry, index, lately, back, at_ms = found.groups()
+    confirmed_ms = int(at_ms or LAST_US // 1000) if lately else 0
+    return PlainCursor((int(ledger), int(entry), int(index)), confirmed_ms, back is not None)
 
 
 def is_plain_ids(payload: bytes) -> bool:

@@ -16,6 +16,8 @@ __all__ = ["StoredMessage", "leave_out_foreign", "position_of", "read_records", 
 
 _READ_MS: Final = 500
 _PATIENCE_S: Final = 10.0
+_QUEUE: Final = 500
+"""Messages that Pulsar's client reads ahead, at 3 KB and more each: a takeover has a reader for each partition."""
 
 
 class StoredMessage(NamedTuple):
@@ -59,7 +61,7 @@ def read_records(
 
     Raises TransientError when nothing comes for ten seconds.
     """
-    reader: Any = client.reader(topic, start, compacted=compacted, inclusive=inclusive)
+    reader: Any = client.reader(topic, start, queue=_QUEUE, compacted=compacted, inclusive=inclusive)
     try:
         while True:
             end = time.monotonic() + _PATIENCE_S

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from bridge.contract.commands import CommandPosition
-from bridge.contract.cursors import ids_key
+from bridge.contract.cursors import PlainCursor, ids_key, plain_cursor
 from bridge.errors import ContractError, TransientError
 from bridge.push.cursor import Cursor
 
@@ -183,6 +183,11 @@ class CursorStore(Mapping[str, Cursor]):
         """Return the record that is kept, None without one."""
         rows = self._rows("SELECT state FROM cursors WHERE name = ?", name)
         return bytes(rows[0][0]) if rows else None
+
+    def plain(self, name: str) -> PlainCursor | None:
+        """Return what is read of a record that is not decoded; None if that is not enough, or nothing is kept as it was read."""
+        rows = self._rows("SELECT state FROM cursors WHERE name = ? AND encoded", name)
+        return plain_cursor(rows[0][0]) if rows else None
 
     def replace_record(self, name: str, term: int, payload: bytes) -> None:
         """Keep the record of a cursor, whatever is there."""

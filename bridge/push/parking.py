@@ -70,8 +70,12 @@ class Parking:
 
     def restore(self, name: str, segments: Mapping[str, bytes], now_us: int, left_us: int) -> None:
         """Load what former owners parked for a device; until ``left_us`` the last one has evaluated the signs of life."""
-        cursor = self._devices.cursors.get(name)
+        plain = self._devices.cursors.plain(name)
+        cursor = None if plain is not None else self._devices.cursors.get(name)
         done = BEFORE_ALL if cursor is None else cursor.done
+        online = cursor is not None and (cursor.online or (cursor.resend_from is not None and not cursor.resend))
+        if plain is not None:
+            done, online = CommandPosition(*plain.position), plain.online
         read = {}
         for key, payload in segments.items():
             try:
@@ -91,7 +95,7 @@ class Parking:
         self._segments.parked += len(parked)
         if self._horizon is not None:
             self._replay.unmarked.add(name)
-        if cursor is not None and (cursor.online or (cursor.resend_from and not cursor.resend)):
+        if online:
             self.begun.append(name)
         self._probes.restore(name, parked, now_us)
 

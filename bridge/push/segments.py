@@ -60,6 +60,16 @@ class _Segment:
         return CommandPosition(*_PACKED.unpack(self._span)[3:])
 
 
+def _merged(known: ParkedId, one: ParkedId) -> ParkedId:
+    # A command that is sent again names where it was found: an earlier copy may be trimmed.
+    again = one if one.resend else known
+    return one._replace(
+        maybe_seen=one.maybe_seen or known.maybe_seen,
+        resend=one.resend or known.resend,
+        copy=one.copy or known.copy if one.resend == known.resend else again.copy,
+    )
+
+
 @dataclass(slots=True, eq=False)
 class Parked:
     """The parked commands of one device, in the order of the log."""
@@ -88,15 +98,8 @@ class Parked:
             parked._segments.append(_Segment(key, min(all_of), max(all_of), None))
             for one in ids:
                 if one.position > done:
-                    known = merged.get(one.position, one)
-                    merged[one.position] = one._replace(
-                        maybe_seen=one.maybe_seen or known.maybe_seen,
-                        resend=one.resend or known.resend,
-                        # A command that is sent again names where it was found: an earlier copy may be trimmed.
-                        copy=one.copy or known.copy
-                        if one.resend == known.resend
-                        else (one if one.resend else known).copy,
-                    )
+                    known = merged.get(one.position)
+                    merged[one.position] = one if known is None else _merged(known, one)
         parked._segments.sort(key=lambda segment: segment.last)
         parked._insert(0, [merged[position] for position in sorted(merged)])
         parked.originals_since_us = since_us if parked.originals else 0

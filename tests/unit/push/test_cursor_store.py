@@ -7,7 +7,8 @@ import sqlite3
 import pytest
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.contract.cursors import ids_key
+from bridge.contract.cursors import Unproven, ids_key
+from bridge.contract.segments import ParkedId
 from bridge.errors import TransientError
 from bridge.push.actions import Ack, Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import Cursor
@@ -149,3 +150,34 @@ def test_a_full_folder_ends_the_session_and_says_what_to_do(monkeypatch: pytest.
     monkeypatch.setattr(sqlite3, "connect", full)
     with pytest.raises(TransientError, match=r"disk is full.*TMPDIR"):
         CursorStore(8)
+
+
+def test_what_a_takeover_needs_of_a_plain_record_is_read_without_decoding_it() -> None:
+    def changed(**values: object) -> Cursor:
+        cursor = Cursor(64)
+        cursor.settle(position(3), "c-3", delivered=True, at_us=NOW)
+        for name, value in values.items():
+            setattr(cursor, name, value)
+        return cursor
+
+    parked = ParkedId(position(2), 0, True, True)
+    store = CursorStore(64)
+    for number, (cursor, is_plain) in enumerate(
+        [
+            (changed(), True),
+            (changed(unproven=[Unproven(parked, NOW)]), True),
+            (changed(online=True), True),
+            (changed(maybe_seen_to=position(9)), False),
+            (changed(resend=[parked], resend_from=position(1)), False),
+            (changed(resend_from=position(1)), False),
+        ]
+    ):
+        store.add_record(f"d{number}", 0, cursor.encode())
+        plain, decoded = store.plain(f"d{number}"), store[f"d{number}"]
+        assert (plain is not None) is is_plain, number
+        if plain is not None:
+            assert (plain.position, plain.online) == (decoded.done, decoded.online), number
+            assert not decoded.resend
+    store.put("d0", Resting(changed(), position(3)))
+    assert store.plain("d0") is None, "no record as it was read"
+    assert store.plain("unknown") is None
