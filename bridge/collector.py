@@ -1,14 +1,19 @@
-"""Python's collector of cycles, for processes with many objects and few cycles."""
+"""What a process does about its memory: Python's collector of cycles, for many objects and few cycles, and glibc's arenas."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Final
 
-__all__ = ["exclude_imports", "excluded_objects", "let_go", "reduce_collections"]
+__all__ = ["exclude_imports", "excluded_objects", "let_go", "reduce_arenas", "reduce_collections"]
+
+_M_ARENA_MAX: Final = -8
+"""As in ``malloc.h`` of glibc."""
 
 
 _spared: dict[int, int] = {}
@@ -24,6 +29,15 @@ def reduce_collections() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 5, 200)
+
+
+def reduce_arenas() -> None:
+    """Have the threads share two of glibc's arenas: each arena keeps what its threads have freed. Call it before there are any.
+
+    A push process has a dozen threads of Pulsar's client. With an arena each it takes 20 to 30 MB more after a takeover.
+    """
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 @contextmanager

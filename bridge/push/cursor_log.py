@@ -103,6 +103,23 @@ class CursorRecords:
         repetitions.
         """
         term = self._terms.of(writer)
+        if key.startswith(_OURS):
+            return self._take_ours(key, payload, writer, term)
+        if not payload:
+            self.by_device.remove(key)  # a tombstone
+        elif not self._take_plain(key, payload, term):
+            try:
+                self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
+            except ContractError:
+                if name_problem(key, MAX_NAME_BYTES) is None:
+                    if key not in self.by_device:
+                        self.by_device.replace_record(key, term, Cursor(self._capacity).encode())
+                    self.uncertain.add(key)
+                raise
+        return True
+
+    def _take_ours(self, key: str, payload: bytes, writer: str, term: int) -> bool:
+        """Take a record that is not a device's cursor."""
         if key == TERM_KEY:
             self.term = read_term(payload)
             self._terms.begin(writer)
@@ -116,19 +133,8 @@ class CursorRecords:
                 self.parked[parked_for][key] = payload
             else:
                 self.parked[parked_for].pop(key, None)
-        elif key.startswith(_OURS):
+        else:
             return False
-        elif not payload:
-            self.by_device.remove(key)  # a tombstone
-        elif not self._take_plain(key, payload, term):
-            try:
-                self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
-            except ContractError:
-                if name_problem(key, MAX_NAME_BYTES) is None:
-                    if key not in self.by_device:
-                        self.by_device.replace_record(key, term, Cursor(self._capacity).encode())
-                    self.uncertain.add(key)
-                raise
         return True
 
     def whole(self) -> CursorStore:

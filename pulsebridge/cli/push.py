@@ -62,7 +62,7 @@ def _push(
     import threading
     from contextlib import ExitStack
 
-    from bridge.collector import reduce_collections
+    from bridge.collector import reduce_arenas, reduce_collections
     from bridge.health import Health
     from bridge.metrics import serving
     from bridge.mqtt.connection_count import mop_collector
@@ -75,6 +75,7 @@ def _push(
             f"--trace logs at level info, but log.level is {settings.log.level}", remedy="add --set log.level=info"
         )
     health = Health(settings.metrics.stuck_after)
+    reduce_arenas()
     reduce_collections()
     stopping = threading.Event()
     with ExitStack() as stack:

@@ -75,6 +75,7 @@ def with_pulsar(known: int, parked: int) -> dict[str, float]:
         with _taken_over(at, "parked", found) as process:
             _command_some(at, process, known, parked, found)
         found |= _compact(at)
+        _await_compaction(at)
         with _taken_over(at, "compacted", found):
             pass
     return found
@@ -198,7 +199,7 @@ def _compact(at: Place) -> dict[str, float]:
 
 
 def _await_compaction(at: Place) -> None:
-    """Wait until Pulsar has compacted what was written at once: otherwise, it has nothing to do when push takes over."""
+    """Wait until Pulsar has compacted, so that it has nothing else to do when push takes over."""
     paths = [
         f"/{rest_path(partition_name(at.settings.pulsar.system_topic(CURSORS_TOPIC), number))}/compaction"
         for number in range(PARTITIONS)
