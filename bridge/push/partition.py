@@ -328,10 +328,11 @@ class Partition:
             self.resume.moved(device)
             if dated and device.cursor.has_state and not device.replay.resuming:  # a resume writes it anyway
                 self.devices.mark_dirty(device)  # for the next owner
+        if dated:
+            device.cursor.device_seen(at_us)
         self._wake(device, at_us, in_any_case=wakes)
 
     def _wake(self, device: Device, at_us: int, *, in_any_case: bool) -> None:
-        device.cursor.device_seen(at_us)
         if device.mode is Mode.PARKED and at_us < device.parked.since_us and not in_any_case:
             return
         device.parked.probe_wait_us = 0

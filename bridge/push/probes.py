@@ -35,7 +35,7 @@ _KNOWN_BYTES: Final = 96 * 1024 * 1024  # some 200,000 devices with usual names
 
 
 class _Known(NamedTuple):
-    seen: int = 0  # the last sign of life
+    seen: int = 0  # the last dated sign of life
     absent: int = 0  # the last sign of absence, 0 if a sign of life followed
     link: str = ""  # the broker where the device is; empty if unknown, or with one broker
     placed: int = 0  # its last dated sign of life there; 0 without one
@@ -61,7 +61,7 @@ class Presence:
             place, placed = link, at_us if dated else absent
         elif link and dated:
             placed = max(placed, at_us)
-        self._known.put(device, _Known(max(seen, at_us), 0, place, placed))
+        self._known.put(device, _Known(max(seen, at_us) if dated else seen, 0, place, placed))
         return True
 
     def counts(self, device: str, at_us: int, link: str, *, dated: bool) -> bool:

@@ -290,11 +290,12 @@ class PushWorld:
         for push in stale:
             self.sockets[place].remove(push)
             self._arrives_elsewhere(push, choice)
-        # The session that it left there gives it what it has not had and has not expired: of the rest the positions show
-        # that it is old.
+        # The session that it left there gives it what has not expired. What it has had is old, as the positions show, unless
+        # it has asked for that again since.
         had = self.inbox[device]
+        since = had[self.resumed[device].had :] if device in self.resumed else had
         left = [one for one in self.left.pop((device, place), ()) if not one.expired(self.now)]
-        had += [one for one in dict.fromkeys(one.command_id for one in left) if one not in had]
+        had += [one for one in dict.fromkeys(one.command_id for one in left) if one not in since]
         if choice % 7:
             self.core.alive(device, self.now, place)
             self.run()
@@ -857,7 +858,9 @@ class PushWorld:
             if "rejected" in states:
                 assert self.limits.attempts or self.poisonous(command) or self._closed(command)
                 assert command.command_id in self.dead_ids, "what was given up is in the dead letters"
-            if confirmed in states and not (command.command_id in self.taken and command.expires_at_ms):
+            # A broker may confirm one in vain, which is sent again then and given up.
+            vain = "rejected" in states or (command.command_id in self.taken and command.expires_at_ms)
+            if confirmed in states and not vain:
                 assert command.command_id in self.inbox[command.device], command.command_id
         self.check_order()
         for device in self.resumed:
@@ -876,7 +879,10 @@ class PushWorld:
                 had_before.add(command.command_id)
             elif command.command_id not in had_before | self.dead_ids and command.ref is None:
                 rank.setdefault(command.command_id, len(rank))
-        got = [one for one in dict.fromkeys(self.inbox[device][resumed.had :]) if one in rank]
+        later = self.inbox[device][resumed.had :]
+        # What the session at a former broker gives comes when the device is back there, before what it asked for.
+        later = [one for n, one in enumerate(later) if one not in self.taken or one not in later[n + 1 :]]
+        got = [one for one in dict.fromkeys(later) if one in rank]
         assert got == sorted(got, key=rank.__getitem__), f"{device} got what it asked for out of order"
         commands = {command.command_id: command for _, command in self.log if command is not None}
         missing = [one for one in rank if one not in got and not commands[one].expires_at_ms]

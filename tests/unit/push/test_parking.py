@@ -567,6 +567,18 @@ def test_h26_what_was_confirmed_before_a_sign_of_life_is_not_sent_again() -> Non
     assert core.segments.parked == 1
 
 
+def test_h26_a_retained_message_does_not_prove_that_a_command_arrived() -> None:
+    """The device dies, the broker confirms a command, and push connects again before the broker publishes the will."""
+    core = a_core(BROKER)
+    core.arrived(position(0), command(0), NOW)
+    (push,) = of(Push, core.take(NOW))
+    core.confirmed(push.number, 0, NOW)
+    stored_as(core, core.take(NOW), {}, 1)
+    core.alive("d", NOW + SECOND, dated=False)
+    core.gone("d", NOW + 2 * SECOND, NOW + 2 * SECOND)
+    assert core.segments.parked == 1
+
+
 def test_h30_commands_confirmed_long_ago_delay_nothing() -> None:
     core = a_core(BROKER)
     core.arrived(position(0), command(0), NOW)

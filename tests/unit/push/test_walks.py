@@ -137,6 +137,12 @@ def test_h23_h30_a_command_behind_one_that_overflowed_is_sent_once_the_cursor_is
     play(replace(BROKER, attempts=1, parked_max=2), 0, [*OVERFLOW])
 
 
+def test_h26_a_birth_message_that_a_former_broker_retains_does_not_prove_that_a_command_arrived() -> None:
+    """The device has left broker c, which keeps its birth message and its session, and confirms a command. Then push restarts."""
+    played = [("move", 875), ("write_command", 944), ("work", 1), ("hand_over", 0), ("work", 0)]
+    play(BROKER, 0, played, links=("a", "b", "c"))
+
+
 @pytest.mark.timeout(60 + WALK_EVENTS // 100)
 def test_no_long_walk_under_any_limits_loses_reorders_or_repeats_unmarked() -> None:
     seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
