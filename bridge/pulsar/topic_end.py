@@ -15,7 +15,7 @@ import structlog
 
 from bridge.contract import Position
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.errors import PulsebridgeError, TransientError
+from bridge.errors import DeniedError, RefusedError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import EARLIEST, Message, MessageId, PulsarClient, message_id, our_errors, received
 from bridge.pulsar.messages import position_of
@@ -76,16 +76,17 @@ class Ledgers:
 def ledgers_of(settings: PulsarSettings, topic: str) -> Ledgers | None:
     """Return the ledgers of a partition, None if the admin does not allow it.
 
-    Raises TransientError if the admin does not answer.
+    Raises TransientError if the admin does not answer, or says that there is no such partition: while a partition moves,
+    that may be as wrong as the broker's answer.
     """
     try:
         with PulsarAdmin(settings, timeout_s=_TIMEOUT_S) as admin:
             return Ledgers(admin.internal_stats(topic))
-    except TransientError:
-        raise
-    except PulsebridgeError as e:
+    except DeniedError as e:
         log.debug("Pulsar's admin does not list the ledgers of a partition", topic=topic, why=str(e))
         return None
+    except RefusedError as e:
+        raise TransientError(e.what, remedy=e.remedy) from e
 
 
 def has_entry(settings: PulsarSettings, topic: str, position: CommandPosition) -> bool:

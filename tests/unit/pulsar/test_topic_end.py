@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, encode_command
-from bridge.errors import DeniedError, TransientError
+from bridge.errors import DeniedError, RefusedError, TransientError
 from bridge.pulsar import topic_end
 from bridge.pulsar.client import MessageId, PulsarClient, ReceiveTimeout, message_id
 from bridge.pulsar.topic_end import EVERYTHING, Ledgers, end_of, read_to_end
@@ -48,6 +48,7 @@ def test_a_partition_that_was_never_written_has_no_end() -> None:
         ((-1, -1), stats({9: 0}), BEFORE_ALL[:2]),
         ((-1, -1), DeniedError("internalStats is not for us"), EVERYTHING[:2]),
         ((-1, -1), TransientError("the admin does not answer"), EVERYTHING[:2]),
+        ((-1, -1), RefusedError("404: the partition moves"), EVERYTHING[:2]),
     ],
 )
 def test_h24_a_broker_that_says_nothing_is_there_is_not_believed(
@@ -127,6 +128,15 @@ def test_h27_a_search_goes_on_to_its_end_though_the_broker_says_that_it_is_there
     until = CommandPosition(3, 4, -1)
     (one,) = requests._search([FindCommands("d", 1, BEFORE_ALL, until)])
     assert list(one.ids[1::4]) == found
+
+
+def test_an_admin_that_knows_no_such_partition_is_not_believed_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(_admin: object, _topic: str) -> Any:
+        raise RefusedError("Pulsar's admin refused GET internalStats with 404: Topic not found")
+
+    monkeypatch.setattr("bridge.pulsar.admin.PulsarAdmin.internal_stats", not_found)
+    with pytest.raises(TransientError, match="404"):
+        topic_end.has_entry(PulsarSettings(), "commands-partition-0", CommandPosition(3, 4, -1))
 
 
 class Denying:
