@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from bridge.unreadable import leave_out
 __all__ = ["StoredMessage", "leave_out_foreign", "position_of", "read_records", "record_key", "stored_message"]
 
 _READ_MS: Final = 500
+_AT_ONCE_MS: Final = 1
 _PATIENCE_S: Final = 10.0
 _QUEUE: Final = 500
 """Messages that Pulsar's client reads ahead, at 3 KB and more each: a takeover has a reader for each partition."""
@@ -53,27 +55,37 @@ def read_records(
     *,
     compacted: bool = False,
     inclusive: bool = True,
+    turn: threading.Lock | None = None,
     over: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[str, Message]]:
     """Yield key and message of each record in a topic that only Pulsebridge writes, until the caller has the last one that it
     waits for, or ``over``. Foreign records are reported and left out, and so is what compaction leaves of a message in the
-    midst of a batch.
+    midst of a batch. From the first record until none is there it holds ``turn``; close the generator.
 
     Raises TransientError when nothing comes for ten seconds.
     """
     reader: Any = client.reader(topic, start, queue=_QUEUE, compacted=compacted, inclusive=inclusive)
+    operation, turn, held = f"reading {topic}", turn or threading.Lock(), False
     try:
         while True:
             end = time.monotonic() + _PATIENCE_S
-            while (message := received(reader.read_next, _READ_MS, f"reading {topic}")) is None:
-                if over():
+            message = received(reader.read_next, _AT_ONCE_MS, operation) if held else None
+            while message is None:
+                if held:
+                    turn.release()
+                    held = False
+                message = received(reader.read_next, _READ_MS, operation)
+                if message is None and over():
                     return
-                if time.monotonic() > end:
-                    raise TransientError(f"reading {topic}: nothing comes")
+                if message is None and time.monotonic() > end:
+                    raise TransientError(f"{operation}: nothing comes")
+            held = held or turn.acquire()
             key = record_key(message, topic)
             if key or (key is not None and message.data()):
                 yield key, message
     finally:
+        if held:
+            turn.release()
         close_quietly(reader)
 
 

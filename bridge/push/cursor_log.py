@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,6 +202,8 @@ class CursorRecords:
 
 
 _SHOWN: Final = 80
+_TURN: Final = threading.Lock()
+"""Partitions are read one after the other while records come: threads that take turns at each record need twice the CPU."""
 
 
 class CursorLog:
@@ -231,7 +234,7 @@ class CursorLog:
         """
         found = CursorRecords(capacity, confirmed_since_ms)
         left_ms = unread = 0
-        with closing(read_records(self._client, self.topic, EARLIEST, compacted=True)) as records:
+        with closing(read_records(self._client, self.topic, EARLIEST, compacted=True, turn=_TURN)) as records:
             for key, message in records:
                 payload = message.data()
                 try:

@@ -55,7 +55,7 @@ def _measured(name: str, args: argparse.Namespace, figures: dict[str, Any]) -> d
         steps = [lambda size=size: connected(*size, brokers, overload=size == sizes[-1]) for size in sizes]  # type: ignore[misc]
     else:
         measure = direct if name == "memory" else with_pulsar
-        sizes = [(known, known // 20) for known in (args.known // 20, args.known // 10, args.known)]
+        sizes = [(known, known // 20) for known in (args.known // 10, args.known // 5, args.known)]
         steps = [lambda size=size, measure=measure: measure(*size) for size in sizes]  # type: ignore[misc]
     found: dict[str, Any] = {"begun": time.strftime("%Y-%m-%d %H:%M"), "note": note, "small": []}
     for size, step in zip(sizes, steps, strict=True):
