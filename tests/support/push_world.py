@@ -103,6 +103,8 @@ class PushWorld:
     left: dict[tuple[str, str], list[Command]] = field(
         default_factory=lambda: defaultdict(list)
     )  # in sessions, by link
+    by_sessions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Which of a device's inbox came from a session that it had left."""
     births: set[tuple[str, str]] = field(default_factory=set)  # devices, and links that retain their birth message
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
@@ -295,7 +297,9 @@ class PushWorld:
         had = self.inbox[device]
         since = had[self.resumed[device].had :] if device in self.resumed else had
         left = [one for one in self.left.pop((device, place), ()) if not one.expired(self.now)]
-        had += [one for one in dict.fromkeys(one.command_id for one in left) if one not in since]
+        given = [one for one in dict.fromkeys(one.command_id for one in left) if one not in since]
+        self.by_sessions[device].update(range(len(had), len(had) + len(given)))
+        had += given
         if choice % 7:
             self.core.alive(device, self.now, place)
             self.run()
@@ -879,9 +883,9 @@ class PushWorld:
                 had_before.add(command.command_id)
             elif command.command_id not in had_before | self.dead_ids and command.ref is None:
                 rank.setdefault(command.command_id, len(rank))
-        later = self.inbox[device][resumed.had :]
         # What the session at a former broker gives comes when the device is back there, before what it asked for.
-        later = [one for n, one in enumerate(later) if one not in self.taken or one not in later[n + 1 :]]
+        inbox, early = self.inbox[device], self.by_sessions[device]
+        later = [inbox[n] for n in range(resumed.had, len(inbox)) if n not in early or inbox[n] not in inbox[n + 1 :]]
         got = [one for one in dict.fromkeys(later) if one in rank]
         assert got == sorted(got, key=rank.__getitem__), f"{device} got what it asked for out of order"
         commands = {command.command_id: command for _, command in self.log if command is not None}
