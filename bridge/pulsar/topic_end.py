@@ -145,13 +145,17 @@ def read_to_end(
     receives. So this function waits some seconds for them. A compaction that completes during the read can leave a
     reader without the messages that follow. So a silent reader seeks to its position, and the broker re-reads from it.
 
-    Raises TransientError if no message arrives although the broker reports one. Raises it also if only the broker
-    reports the end and the admin does not answer.
+    Raises TransientError if no message arrives although the broker reports one, or if the reader has no connection for as
+    long. Raises it also if only the broker reports the end and the admin does not answer.
     """
     silent_since = sought_at = None
     while not over():
-        with our_errors(f"reading {topic}"):
-            denied = not reader.has_message_available()
+        lost, asked = None, time.monotonic()
+        try:
+            with our_errors(f"reading {topic}"):
+                denied = not reader.has_message_available()
+        except TransientError as e:  # its client connects again
+            denied, lost = False, e
         at_end = denied and (trusting or is_at_end(settings, topic, last))
         if at_end or (at_end is None and last != BEFORE_ALL):
             return
@@ -163,8 +167,8 @@ def read_to_end(
                 yield message
             continue
         now = time.monotonic()
-        silent_since = silent_since or now
-        if compacted and now - silent_since > _COMPACTED_S:
+        silent_since = silent_since or (asked if lost else now)
+        if compacted and lost is None and now - silent_since > _COMPACTED_S:
             if sought_at is None or now - sought_at > _SOUGHT_AGAIN_S:
                 _seek(reader, topic, start, last)
                 sought_at = now
@@ -173,7 +177,7 @@ def read_to_end(
         if now - silent_since > (_DENIED_S if denied and at_end is not None else _PATIENCE_S):
             if denied and at_end is not None:
                 return
-            raise TransientError(f"reading {topic} to its end: no message arrives")
+            raise lost or TransientError(f"reading {topic} to its end: no message arrives")
 
 
 def read_partition(

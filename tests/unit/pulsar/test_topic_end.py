@@ -5,6 +5,8 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pulsar import Result
+from pulsar.exceptions import NotConnected
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, encode_command
 from bridge.errors import DeniedError, RefusedError, TransientError
@@ -180,6 +182,29 @@ def test_h48_a_broker_that_denies_what_is_there_does_not_end_a_reading(
     shown(monkeypatch, ledgers)
     found = list(read_to_end(Denying(4), PulsarSettings(), "dead-letters"))
     assert [message.data() for message in found] == [b"%d" % entry for entry in range(read)]
+
+
+class Lost(Denying):
+    """A reader whose connection the broker has closed, as it does after the topic was deleted and made again."""
+
+    def __init__(self, count: int, failures: int) -> None:
+        super().__init__(count)
+        self._failures = failures
+
+    def has_message_available(self) -> bool:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise NotConnected(Result.NotConnected)
+        return bool(self._left)
+
+
+def test_a_reader_without_a_connection_is_given_time_to_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown(monkeypatch, stats({3: 2}))
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 30.0)
+    assert len(list(read_to_end(Lost(2, 4), PulsarSettings(), "commands"))) == 2
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.0)
+    with pytest.raises(TransientError, match="reading commands: Pulsar answered NotConnected"):
+        list(read_to_end(Lost(0, 9), PulsarSettings(), "commands"))
 
 
 def test_h48_a_read_without_a_known_end_does_not_count_as_complete(
