@@ -23,7 +23,7 @@ from bridge.settings.http import HttpSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.merging import merged
 from tests.support.push import parking_settings
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import await_end, patient, poll_for
 
 __all__ = ["HttpDevice", "Statuses", "fetch_settings", "fetched_in_order", "ingest_of_commands", "listens"]
 
@@ -99,8 +99,7 @@ class HttpDevice:
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
-        self._thread.join(patient(60))
-        assert not self._thread.is_alive()
+        await_end(self._thread)
         if self._failure is not None:
             raise self._failure
 

@@ -28,7 +28,7 @@ from bridge.settings.ingest import IngestSettings, TopicRule
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from tests.support.reading_back import patiently, read_back
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import await_end, poll_for
 
 __all__ = [
     "Stored",
@@ -95,8 +95,7 @@ def running_ingest(settings: Settings, *, wait: bool = True) -> Iterator[IngestS
         yield service
     finally:
         service.stop()
-        thread.join(patient(60))
-    assert not thread.is_alive(), "ingest did not stop"
+        await_end(thread)
     if failures:
         raise failures[0]
 

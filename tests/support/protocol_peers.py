@@ -33,7 +33,7 @@ from bridge.settings.rules import TopicRule
 from pulsebridge.local.stack import LocalStack
 from tests.support.merging import merged
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import patient
+from tests.support.waiting import await_end, patient
 
 LIMIT = 20
 """Messages that each protocol's handler has in flight at most."""
@@ -159,8 +159,7 @@ class _Threaded(Peer):
         for one in self._queues.values():
             one.put(None)
         for thread in self._threads:
-            thread.join(patient(30))
-            assert not thread.is_alive()
+            await_end(thread, 30)
 
     @property
     def acked(self) -> int:

@@ -39,7 +39,7 @@ from pulsebridge.local.stack import LocalStack
 from tests.support.merging import merged
 from tests.support.reading_back import patiently, quiet, read_back
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import await_end, patient, poll_for
 
 
 def push_settings(pulsar_settings: PulsarSettings, mqtt: MqttSettings, **changes: object) -> Settings:
@@ -265,8 +265,7 @@ def push_in_thread(settings: Settings) -> Iterator[PushMetrics]:
         yield metrics
     finally:
         worker.stop()
-        thread.join(patient(60))
-    assert not thread.is_alive()
+        await_end(thread)
     if failures:
         raise failures[0]
 

@@ -23,7 +23,7 @@ from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.cli.provision import carry_out, whole_plan
 from tests.support.secured import SecuredPulsar
-from tests.support.waiting import patient
+from tests.support.waiting import await_end
 
 __all__ = ["PLANT", "granted", "payloads", "provisioned_for", "pushing", "write_command"]
 
@@ -92,8 +92,7 @@ def pushing(settings: Settings) -> Iterator[list[PulsebridgeError]]:
         yield failures
     finally:
         worker.stop()
-        thread.join(patient(60))
-    assert not thread.is_alive()
+        await_end(thread)
 
 
 def write_command(admin: PulsarSettings, topic: str) -> str:

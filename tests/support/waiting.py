@@ -1,7 +1,9 @@
-"""Waiting for a condition instead of sleeping."""
+"""Waiting for a condition instead of sleeping, or for the end of a thread."""
 
 from __future__ import annotations
 
+import faulthandler
+import threading
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -38,3 +40,11 @@ def poll_for(
         if now > deadline:
             raise AssertionError(f"{what} did not come about within {timeout:g} s; last value: {value!r}")
         time.sleep(max(every, min(2 * (now - began), _MOST_S)))
+
+
+def await_end(thread: threading.Thread, timeout: float = 60.0) -> None:
+    """Wait for the end of a thread. If it does not come, all threads print where they are, and AssertionError is raised."""
+    thread.join(patient(timeout))
+    if thread.is_alive():
+        faulthandler.dump_traceback()
+        raise AssertionError(f"{thread.name} does not end")
