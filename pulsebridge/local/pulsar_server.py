@@ -73,9 +73,6 @@ def pulsar_overrides(*, pulsar_port: int, admin_port: int, loopback: str, sizes:
         "dbStorage_rocksDB_blockCacheSize": str(16 * 1024 * 1024),
         # Each read of a compacted topic looks for its place, which costs about as much as the default of 100 entries.
         "dispatcherMaxReadBatchSize": "1000",
-        # The bookie reads on its network threads. Handing each entry to another thread and back takes three times as long:
-        # few cores switch between the threads.
-        "numReadWorkerThreads": "0",
         "diskUsageThreshold": "0.99",
         "diskUsageWarnThreshold": "0.98",
         "brokerShutdownTimeoutMs": "3000",
