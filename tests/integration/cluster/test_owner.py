@@ -76,7 +76,9 @@ def _errors_name(cluster: LocalCluster, dead: str, partition: str, settings: Pul
     with PulsarAdmin(proxied) as admin, PulsarClient(proxied) as client:
         assert cluster.proxy_admin_url in _problem(lambda: admin.stats(partition))
         found = _problem(lambda: client.batch_producer(partition))
-        assert f"{cluster.proxy_url.removeprefix('pulsar://')} for {place}" in found
+        # The proxy connects to the dead broker for us, or asks it itself and passes the refusal on as its answer.
+        assert cluster.proxy_url.removeprefix("pulsar://") in found
+        assert place in found
 
 
 def _problem(call: Callable[[], object]) -> str:
