@@ -31,7 +31,7 @@ import structlog
 from bridge.backoff import backoff_s
 from bridge.contract import MOVES_TOPIC
 from bridge.errors import DeniedError, TransientError
-from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
+from bridge.ingest.session_filters import NOT_GRANTED, SessionFilters, wanted_subscriptions
 from bridge.ingest.sessions import SessionSlot, forget_session, store_session, stored_sessions
 from bridge.ingest.worker import check_loss, packet_limit
 from bridge.intake.flow import Reading
@@ -143,6 +143,7 @@ class SessionMover:
         else:
             session = stored_sessions(admin)[name]
             granted = {**session.granted, drain.marker: 1}
+            granted = dict.fromkeys(granted, NOT_GRANTED) if drain.doubt else granted
             released = (*session.released, *move.drain[name], drain.marker)
             store_session(admin, name, replace(session, granted=granted, released=released))
         return True
@@ -168,6 +169,8 @@ class _Connection(LinkHandler):
             max_packet_bytes=packet_limit(settings),
         )
         self.done = False
+        self.doubt = False
+        """Whether the session may be a new one, without filters."""
         self._losses = 0
 
     def run(self, service: Service) -> bool:
@@ -176,21 +179,25 @@ class _Connection(LinkHandler):
         return self.done
 
     def on_connected(self, event: Connected) -> None:
+        self.doubt |= not event.session_present
         self.done = True
 
     def on_disconnected(self, event: Disconnected) -> None:
         self._losses += 1
+        self.doubt |= event.unanswered
         remedy = "stop the workers that run with the former filters or shards, then restart"
         check_loss(self.link, event, self._losses, remedy)
 
 
-def end_former_connection(settings: Settings, service: Service) -> bool:
+def end_former_connection(settings: Settings, service: Service) -> tuple[bool, bool]:
     """Have the broker end the connection of a former reader of a session, and wait until what it had is queued again.
 
-    Artemis 2.40 sends the next new message first to a client that takes over a live connection. Returns False if the
-    service stops first. Raises TerminalError if another process takes the session over.
+    Artemis 2.40 sends the next new message first to a client that takes over a live connection. Returns success,
+    False if the service stops first, and whether the session may be a new one, without filters. Raises TerminalError if
+    another process takes the session over.
     """
-    return _Connection(settings).run(service) and not service.stopping.wait(_REQUEUED_S)
+    connection = _Connection(settings)
+    return connection.run(service) and not service.stopping.wait(_REQUEUED_S), connection.doubt
 
 
 class _Subscribe(_Connection):
@@ -207,6 +214,8 @@ class _Subscribe(_Connection):
     def on_connected(self, event: Connected) -> None:
         if not event.session_present:
             self.granted.clear()
+        elif self.doubt:
+            self._filters.doubt()
         missing, _ = self._filters.connected(session_present=event.session_present)
         self.done = not missing
         if missing:

@@ -143,15 +143,17 @@ class LinkRunner:
 
     def _run_shared(self) -> None:
         try:
-            if end_former_connection(self._settings, self._service):
-                self._run_worker()
+            ended, doubt = end_former_connection(self._settings, self._service)
+            if ended:
+                self._run_worker(doubt=doubt)
         except DeniedError:
             raise
         except TerminalError as e:
             self._report_taken_over(e)
 
-    def _run_worker(self) -> None:
-        worker = self._make_worker()
+    def _run_worker(self, *, doubt: bool = False) -> None:
+        """``doubt``: the session may be a new one, without filters."""
+        worker = self._make_worker(doubt=doubt)
         if worker is None:
             return
         self.worker = worker
@@ -199,7 +201,7 @@ class LinkRunner:
             shown=1,
         )
 
-    def _make_worker(self) -> IngestWorker | None:
+    def _make_worker(self, *, doubt: bool) -> IngestWorker | None:
         """Return the worker with the session's filters, None if the service stops first."""
         mover = SessionMover(self._slot, self._settings, self._service)
         while True:
@@ -224,17 +226,20 @@ class LinkRunner:
             order="none: shared subscription" if ingest.share else "per device",
             keys={r.name: r.key or r.device or "{mqtt_topic}" for r in ingest.all_routes} or "{mqtt_topic}",
         )
+        session_filters = SessionFilters(
+            wanted_subscriptions(filters, ingest),
+            granted,
+            optional=None if resume is None else resume.mqtt,
+            remember=self._remember,
+        )
+        if doubt:
+            session_filters.doubt()
         return IngestWorker(
             self._settings,
             self._service.intake,
             name=mqtt.client_id if self._alone else self.name,
             part=self._part,
-            filters=SessionFilters(
-                wanted_subscriptions(filters, ingest),
-                granted,
-                optional=None if resume is None else resume.mqtt,
-                remember=self._remember,
-            ),
+            filters=session_filters,
         )
 
     def _remember(self, filters: dict[str, int]) -> None:

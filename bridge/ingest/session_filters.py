@@ -7,6 +7,7 @@ lacks (H6). CONNACK's session-present flag and the filters of the last SUBACK sh
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import structlog
 
@@ -16,9 +17,12 @@ from bridge.mqtt.types import Subscription
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.mqtt import MqttSettings
 
-__all__ = ["SessionFilters", "wanted_subscriptions"]
+__all__ = ["NOT_GRANTED", "SessionFilters", "wanted_subscriptions"]
 
 log = structlog.get_logger("ingest")
+
+NOT_GRANTED: Final = 0x80
+"""Instead of a QoS: the session may lack the filter. It is SUBACK's code for a failure (MQTT 5, 3.9.3)."""
 
 
 def wanted_subscriptions(filters: Sequence[str], ingest: IngestSettings) -> tuple[Subscription, ...]:
@@ -35,7 +39,7 @@ def wanted_subscriptions(filters: Sequence[str], ingest: IngestSettings) -> tupl
 class SessionFilters:
     """The filters of one session: wanted, requested on this connection, and granted by the broker.
 
-    ``granted`` are the last known filters of the broker's session with their QoS, None if unknown. Readings do not need
+    ``granted`` are the last known filters of the broker's session with their QoS or ``NOT_GRANTED``, None if unknown. Readings do not need
     the filter ``optional``. ``remember`` is called with the filters and QoS that the broker granted; it must not block.
     """
 
@@ -56,8 +60,19 @@ class SessionFilters:
     def connected(self, *, session_present: bool) -> tuple[tuple[Subscription, ...], tuple[str, ...]]:
         """Return the filters to subscribe to and those to unsubscribe from on a new connection."""
         known = (self.granted or {}) if session_present else {}
+        if not session_present:
+            self.doubt()
         self._requested = tuple(s for s in self._wanted if known.get(s.filter) != s.qos)
         return self._requested, tuple(f for f in known if f not in self.names)
+
+    def doubt(self) -> None:
+        """The broker's session may be a new one: have the next connection subscribe to all filters.
+
+        The next CONNACK reports that session as present, although no SUBACK has confirmed a filter of it.
+        """
+        if self.granted:
+            self.granted = dict.fromkeys(self.granted, NOT_GRANTED)
+            self._remember(self.granted)
 
     def subscribed(self, codes: Sequence[int], settings: MqttSettings, client_id: str) -> int:
         """Store the granted filters and return how many were requested.

@@ -192,6 +192,8 @@ class IngestWorker(LinkHandler):
         self._credit.ended()
         self._part.waits(f"no connection to the MQTT broker: {event.why}")
         self._losses += 1
+        if event.unanswered:
+            self._filters.doubt()
         remedy = "run one ingest worker for each client id: stop the other one, or set mqtt.client_id"
         check_loss(self.link, event, self._losses, remedy)
 

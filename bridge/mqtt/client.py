@@ -208,10 +208,10 @@ class Link:
             if packet.what is not None:
                 self.drop(f"the broker sent {packet.what}")
             elif not self.connected and self._sock.failure is not None:
-                self._lose(not_connected(self._sock.failure, self.settings))  # TLS 1.3 verifies our certificate last
+                # TLS 1.3 verifies our certificate last.
+                self._lose(replace(not_connected(self._sock.failure, self.settings), unanswered=True))
             else:
-                epoch = self.epoch if self.connected else 0
-                self._lose(Disconnected(epoch, "the connection was closed", closed_by_peer=True))
+                self.drop("the connection was closed", closed_by_peer=True)
         elif packet.granted is not None:
             self._take_connack(packet.reason, packet.granted)
         elif packet.codes:
@@ -310,10 +310,11 @@ class Link:
         """Drop every unconfirmed publish, without confirmation. Returns how many."""
         return self._outbox.abandon()
 
-    def drop(self, why: str, reason: int | None = None) -> None:
+    def drop(self, why: str, reason: int | None = None, *, closed_by_peer: bool = False) -> None:
         """Close the connection without DISCONNECT; the next turn notifies the handler and reconnects."""
         if self._sock is not None:
-            self._lose(Disconnected(self.epoch if self.connected else 0, why, reason))
+            epoch = self.epoch if self.connected else 0
+            self._lose(Disconnected(epoch, why, reason, closed_by_peer, unanswered=not self.connected))
 
     def disconnect(self) -> None:
         """Send DISCONNECT and close the socket. The session stays at the broker if it is persistent."""

@@ -117,6 +117,8 @@ class Disconnected:
     closed_by_peer: bool = False
     remedy: str | None = None
     """The change without which a retry cannot succeed: credentials, certificates. None if it can."""
+    unanswered: bool = False
+    """CONNECT was sent and no CONNACK came: the broker may have begun a new session, without subscriptions."""
 
 
 class LinkHandler:

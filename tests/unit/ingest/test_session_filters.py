@@ -5,6 +5,7 @@ from __future__ import annotations
 from bridge.ingest.session_filters import SessionFilters, wanted_subscriptions
 from bridge.mqtt.types import Subscription
 from bridge.settings.ingest import IngestSettings
+from bridge.settings.mqtt import MqttSettings
 
 A, B = Subscription("a/#"), Subscription("b/#")
 
@@ -34,3 +35,22 @@ def test_retained_decides_what_the_broker_is_asked_for() -> None:
     for retained, expected in (("keep", (True, 1)), ("mark", (False, 1)), ("skip", (False, 2))):
         (found,) = wanted_subscriptions(["a"], IngestSettings.model_validate({"retained": retained}))
         assert (found.retain_as_published, found.retain_handling) == expected
+
+
+def test_h6_a_new_session_without_suback_is_subscribed_on_the_next_connection() -> None:
+    stored: list[dict[str, int]] = []
+    filters = SessionFilters((A, B), {"a/#": 1, "b/#": 1}, optional=None, remember=stored.append)
+    assert filters.connected(session_present=False) == ((A, B), ())
+    assert filters.connected(session_present=True) == ((A, B), ()), "the connection ended before SUBACK"
+    restarted = SessionFilters((A, B), stored[-1], optional=None, remember=stored.append)
+    assert restarted.connected(session_present=True) == ((A, B), ()), "the process ended before SUBACK"
+    filters.subscribed([1, 1], MqttSettings(), "us")
+    assert filters.connected(session_present=True) == ((), ())
+
+
+def test_h6_after_a_connect_without_connack_all_is_subscribed_and_former_filters_are_left() -> None:
+    filters = SessionFilters((A, B), {"a/#": 1, "b/#": 1, "old": 1}, optional=None, remember=lambda _granted: None)
+    filters.doubt()
+    assert filters.connected(session_present=True) == ((A, B), ("old",))
+    filters.subscribed([1, 1], MqttSettings(), "us")
+    assert filters.connected(session_present=True) == ((), ())

@@ -89,3 +89,26 @@ def test_a_broker_that_does_not_close_after_disconnect_is_left_once() -> None:
         peer.settimeout(10)
         received = b"".join(iter(lambda: peer.recv(1000), b""))
         assert received.endswith(b"\xe0\0")
+
+
+def test_h6_a_connect_without_connack_is_reported_as_unanswered_and_a_refused_dial_is_not() -> None:
+    def first_loss(link: Link) -> Disconnected:
+        losses = link.handler = Losses()
+
+        def lost() -> bool:
+            link.turn(0.02)
+            return bool(losses.lost)
+
+        poll_for(lost, 30, "the loss", every=0.0)
+        return losses.lost[0]
+
+    with dialled() as (link, peer):
+        peer.close()
+        assert first_loss(link).unanswered
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    link = Link(MqttSettings(port=port), Losses())
+    try:
+        assert not first_loss(link).unanswered
+    finally:
+        link.close()
