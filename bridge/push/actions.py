@@ -152,8 +152,8 @@ class DropRequest(NamedTuple):
 class Outbox:
     """Actions in the order in which the shell is to begin them."""
 
-    def __init__(self, partition: int) -> None:
-        self._partition = partition
+    def __init__(self, partition: int, generation: int) -> None:
+        self._topic = partition, generation
         self._actions: list[Action] = []
         self.writes = 0
         """Writes that Pulsar has not answered."""
@@ -185,7 +185,7 @@ class Outbox:
 
     def store_receipt(self, tracked: TrackedCommand, state: str, reason: str) -> None:
         """Write the receipt of a command."""
-        self.write(StoreReceipt(tracked.position, receipt_of(tracked, self._partition, state, reason)))
+        self.write(StoreReceipt(tracked.position, receipt_of(tracked, *self._topic, state, reason)))
 
     def remove_segment(self, key: str) -> None:
         """Remove a segment."""

@@ -66,8 +66,8 @@ class TrackedCommand:
         self.state = next_state(self.state, event)
 
 
-def receipt_of(tracked: TrackedCommand, partition: int, state: str, reason: str) -> Receipt:
-    """Return the receipt of a command in a final state. That of a broadcast is one of its group command."""
+def receipt_of(tracked: TrackedCommand, partition: int, generation: int, state: str, reason: str) -> Receipt:
+    """Return the receipt of a command in a final state; ``generation`` is that of the commands topic. That of a broadcast is one of its group command."""
     command = tracked.command
     answer = tracked.answer or Answer(b"", 0, 0)
     if command.is_broadcast:
@@ -79,7 +79,7 @@ def receipt_of(tracked: TrackedCommand, partition: int, state: str, reason: str)
         mqtt_topic=command.mqtt_topic,
         state=state,
         reason=reason,
-        position=tracked.position.encode(partition),
+        position=tracked.position.encode(partition, generation),
         attempts=tracked.attempts,
         emitted_at_us=command.emitted_at_us,
         pushed_at_us=tracked.pushed_at_us,

@@ -184,6 +184,7 @@ class Owner:
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
             links=tuple(connection.links),
+            generation=settings.pulsar.command_generation,
         )
         for key, why in core.parking.unread:
             lost = f"the commands that are parked there may be lost; `pulsebridge resend` sends them: {why}"

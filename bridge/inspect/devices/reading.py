@@ -129,6 +129,11 @@ class PushTopics:
         """Return the full name of a system topic."""
         return self._admin.settings.system_topic(local)
 
+    @property
+    def generation(self) -> int:
+        """The generation of the commands topic."""
+        return self._admin.settings.command_generation
+
     def partition_of(self, device: str) -> int:
         """Return the partition of a device's commands."""
         return partition_of(device, self.partitions)

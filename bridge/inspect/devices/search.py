@@ -156,7 +156,7 @@ class Search:
         """Return partition → first position of these families in the log, from receipts; None if not known."""
         starts: dict[int, CommandPosition | None] = {}
         for family in families:
-            partition, first = self._topics.partition_of(family.device), _first(family)
+            partition, first = self._topics.partition_of(family.device), _first(family, self._topics.generation)
             so_far = starts.get(partition, first)
             starts[partition] = None if first is None or so_far is None else min(first, so_far)
         return starts
@@ -247,12 +247,16 @@ def _have_content(families: Iterable[Family]) -> bool:
     return all(any(copy.command is not None for copy in one.copies.values()) for one in families)
 
 
-def _first(family: Family) -> CommandPosition | None:
+def _first(family: Family, generation: int) -> CommandPosition | None:
+    """Return the first position that a receipt names, None without one or if it is in the topic of another generation."""
     positions = []
     for copy in family.copies.values():
         for one in copy.receipts:
             with suppress(ContractError):
-                positions.append(CommandPosition.decode(one.position)[2])
+                of, _, position = CommandPosition.decode(one.position)
+                if of != generation:
+                    return None
+                positions.append(position)
     return min(positions, default=None)
 
 
