@@ -111,7 +111,9 @@ class Cursor:
         )
         if other.link and other.link_at_us > self.link_at_us:
             self.link, self.link_at_us = other.link, other.link_at_us
-        self.unproven = sorted({*self.unproven, *other.unproven})[-MAX_UNPROVEN:]
+        # Two owners may have sent the same commands: each takes the place of one, with its last confirmation.
+        last = {one.one.position: one for one in sorted((*self.unproven, *other.unproven), key=lambda one: one.at_us)}
+        self.unproven = sorted(last.values())[-MAX_UNPROVEN:]
         self._note_new(self._ids.merge(other._ids))
 
     def records(self, device: str, *, whole: bool = False, all_keys: bool = False) -> tuple[tuple[str, bytes], ...]:

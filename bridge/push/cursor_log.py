@@ -194,6 +194,8 @@ class CursorRecords:
             self.stale.add(device)
         elif cursor.resend_from is not None:
             self._back_in[device] = term
+        if earlier is not None and term == _LATE:
+            self.stale.add(device)  # each of the two owners may know of confirmations that the other lacks
         if earlier is not None and device in self.stale:
             cursor.merge(earlier)
         self.by_device.replace_record(device, term, cursor.encode())

@@ -8,7 +8,7 @@ from typing import TypeVar, cast
 import pytest
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Term, ids_key, read_term, term_record
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Term, Unproven, ids_key, read_term, term_record
 from bridge.contract.segments import ParkedId, segment_key
 from bridge.errors import ContractError
 from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
@@ -221,6 +221,29 @@ def test_up_to_where_a_device_maybe_seen_its_commands_survives_encoding_until_it
     assert merged.maybe_seen_to == position(4)
     read_back.settle(position(4), "c4", delivered=True)
     assert Cursor.decode(read_back.encode(), 8).maybe_seen_to is None
+
+
+def unproven_at(number: int, at_us: int) -> Unproven:
+    return Unproven(ParkedId(position(number), maybe_seen=True, resend=True), at_us)
+
+
+def confirmed(numbers: Sequence[int], at_us: int) -> Cursor:
+    cursor = cursor_at(numbers[-1])
+    for number in numbers:
+        cursor.add_unproven(unproven_at(number, at_us + number))
+    return cursor
+
+
+@pytest.mark.parametrize("last", [16, 17])
+def test_h26_a_late_cursor_hides_nothing_that_the_broker_alone_confirmed_to_the_successor(last: int) -> None:
+    """The successor sent what the former owner had sent; the device was seen in between."""
+    former, successor = confirmed(range(last - 15, last + 1), 1000), confirmed(range(1, 17), 5000)
+    found = read([*BEFORE, ("d", successor.encode(), "successor"), ("d", former.encode(), "former")])
+    cursor = found.by_device["d"]
+    cursor.device_seen(3000)
+    expected = range(last - 15, 17)
+    assert [one for one in cursor.unproven if one.at_us > 3000] == [unproven_at(n, 5000 + n) for n in expected]
+    assert (cursor.position, found.stale) == (position(last), {"d"})
 
 
 def test_a_term_of_another_version_is_refused() -> None:
