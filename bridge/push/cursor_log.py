@@ -53,9 +53,12 @@ class _Terms:
     def __init__(self) -> None:
         self._order: dict[str, int] = {}  # in which they began to write
         self._begun: str | None = None  # the writer of the last term that began; None before the first
+        self.late = False
+        """Whether a cursor was late since the last term began."""
 
     def begin(self, writer: str) -> None:
-        """The term of a writer begins."""
+        """The term of a writer begins, or had begun before: an owner repeats its record now and then."""
+        self.late &= self._begun == writer
         self._begun = writer
 
     def of(self, writer: str) -> int:
@@ -89,7 +92,8 @@ class CursorRecords:
         self.term = Term(b"")
         """The last term that began."""
         self.clean = False
-        """Whether the former owner left cleanly, or there was none, and every record was read."""
+        """Whether each command that a cursor passed has its receipt: the former owner left cleanly, or there was none, and
+        every record was read. A cursor that an earlier owner wrote late may lack receipts, until another term begins."""
         self.until = EARLIEST
         """The reader's own record, up to which the partition was read."""
         self.left_us = 0
@@ -142,6 +146,9 @@ class CursorRecords:
         """Return the cursors, once all records were read."""
         self.stale = {device for device in self.stale if device in self.by_device}
         self.uncertain = {device for device in self.uncertain if device in self.by_device}
+        # An idle owner may hide the record of one that sent commands.
+        fresh = self.owner is None and not len(self.by_device)
+        self.clean = (fresh if self.served is None else self.served.clean) and not self._terms.late
         return self.by_device
 
     @property
@@ -182,6 +189,7 @@ class CursorRecords:
         """Add a cursor. A write of a replaced owner may be stored when its successor leaves: it has the lower position, or
         does not know of commands that the successor sends again (H26).
         """
+        self._terms.late |= term == _LATE
         record = self.by_device.record(device)
         earlier = None if record is None else Cursor.decode(record, self._capacity)
         if term != _LATE:
@@ -250,11 +258,10 @@ class CursorLog:
                     unread += 1
                     leave_out_foreign(self.topic, message.message_id(), str(e), key)
                 left_ms = max(left_ms, message.publish_timestamp())
-        cursors, former = found.whole(), found.served
-        fresh = found.owner is None and not len(cursors)  # an idle owner may hide the record of one that sent commands
+        found.whole()
         for key, why in found.unread_ids:
             leave_out(self.topic, why, key=key)
-        found.clean = (fresh if former is None else former.clean) and not unread
+        found.clean = found.clean and not unread
         found.term = found.term if found.term.secret else Term(new_secret())
         found.left_us = left_ms * 1000
         return found

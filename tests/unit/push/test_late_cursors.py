@@ -65,7 +65,6 @@ def read(log: Sequence[Record]) -> CursorRecords:
     for record in log:
         assert found.take(*record)
     found.whole()
-    found.clean = found.owner is not None and found.owner.clean
     found.term = found.term if found.term.secret else Term(SECRET)
     found.left_us = NOW - SECOND
     return found
@@ -244,6 +243,19 @@ def test_h26_a_late_cursor_hides_nothing_that_the_broker_alone_confirmed_to_the_
     expected = range(last - 15, 17)
     assert [one for one in cursor.unproven if one.at_us > 3000] == [unproven_at(n, 5000 + n) for n in expected]
     assert (cursor.position, found.stale) == (position(last), {"d"})
+
+
+@pytest.mark.parametrize(
+    "end", [[*LEFT, at(3, "former")], [at(3, "former"), term("successor"), *LEFT]], ids=["after it left", "before"]
+)
+def test_h25_what_a_late_cursor_passed_gets_its_receipt_although_the_successor_left_cleanly(end: list[Record]) -> None:
+    log = [*BEFORE, at(2, "successor"), *end]
+    for count in range(len(BEFORE) + 2):
+        core, _ = taken_over(compacted(log, count), 3)
+        core.arrived(position(3), command(3), NOW)
+        assert [one.receipt.command_id for one in of(StoreReceipt, core.take(NOW))] == ["c3"]
+    log += [owner("second"), at(3, "second"), term("second"), owner("second", 2, clean=True)]
+    assert read(log).clean, "the second one has written it"
 
 
 def test_a_term_of_another_version_is_refused() -> None:
