@@ -43,7 +43,7 @@ class Marks:
 
 @pytest.mark.parametrize(
     ("members", "size", "timeout_s"),
-    [(300, 32 * 1024, 6), pytest.param(10_000, 64 * 1024, 60, marks=pytest.mark.thorough)],
+    [(300, 32 * 1024, 6), pytest.param(10_000, 64 * 1024, 60, marks=pytest.mark.long)],
 )
 def test_a_broadcast_leaves_push_once_and_each_member_has_its_receipt(
     mosquitto: LocalStack, namespaces: PulsarSettings, members: int, size: int, timeout_s: int
