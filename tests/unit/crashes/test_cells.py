@@ -11,7 +11,7 @@ def test_each_cell_is_named_once_and_its_point_exists() -> None:
 
 
 def test_a_cell_is_missing_until_its_commit_has_a_result() -> None:
-    result = {"cell": CELLS[0].name, "commit": "a"}
+    result = {"cell": CELLS[0].name, "commit": "a", "result": "ok"}
     assert missing(CELLS, [result], "a") == list(CELLS[1:])
     assert missing(CELLS, [result], "b") == list(CELLS)
 
