@@ -30,7 +30,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz brokers matrix notebook lock clean
+.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz brokers matrix crashes soak notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -83,6 +83,12 @@ brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, an
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)
+
+crashes: $(STAMP) ## Kill each component at each step of each commit order, and write CRASHES.md; ONLY='push/*/mqtt', ARGS=--missing, ARGS="--third COMMIT"
+	@$(BIN)/python -m tests.crashes $(if $(ONLY),--only '$(ONLY)') $(ARGS)
+
+soak: $(STAMP) ## Run everything under load with random faults: nothing may lack or grow; HOURS=2, the next piece keeps the data
+	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) $(ARGS)
 
 notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab

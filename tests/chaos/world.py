@@ -52,14 +52,15 @@ class World:
         resume_topic: Callable[[str], str | None] = lambda root: None,
         metrics_port: int = 0,
         pulsar_settings: PulsarSettings | None = None,
-        **session: str,
+        client_id: str | None = None,
     ) -> None:
-        """``session`` may have the ``client_id``; ``rules`` come before the one for the fleet; like ``resume_topic`` they are made for the level above all topics."""
+        """``rules`` come before the one for the fleet; like ``resume_topic`` they are made for the level above all topics."""
         self.stack = stack
         self.proxy = proxy
         self.pulsar = pulsar_settings or provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
         self.times: list[Kill] = []
+        session = {} if client_id is None else {"client_id": client_id}
         mqtt = mqtt_settings(
             stack, protocol=protocol, port=proxy.port, keep_alive="5s", reconnect_max="500ms", **session
         )

@@ -18,6 +18,7 @@ DOCUMENTS: Final = (
     "CHANGELOG.md",
     "COMMANDS.md",
     "BROKERS.md",
+    "CRASHES.md",
     "MOVING.md",
     "SCALE.md",
 )

@@ -11,14 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import NoReturn
 
-from pulsebridge.local.stack import LocalStack
 from tests.crashes.cells import CELLS, Cell, chosen, missing, third
 from tests.crashes.results import PAGE, commit_of_product, load, page, result_of, store
 from tests.crashes.strike import Outcome
-from tests.crashes.worlds import world_of
+from tests.crashes.worlds import Worlds
 from tests.support.folders import own_folder
 from tests.support.stack import new_stack
 
@@ -42,27 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = missing(cells, load(), commit_of_product())
     failed = 0
     if cells and not args.page:
-        with new_stack(cluster=True) as stack:
-            failed = _run_all(stack, cells, random.randrange(2**32) if args.seed is None else args.seed)
+        failed = _run_all(cells, random.randrange(2**32) if args.seed is None else args.seed)
     PAGE.write_text(page(load()), encoding="utf-8")
     return 1 if failed else 0
 
 
-def _run_all(stack: LocalStack, cells: Iterable[Cell], seed: int) -> int:
+def _run_all(cells: Iterable[Cell], seed: int) -> int:
     failed = 0
-    for order, of_order in groupby(cells, lambda cell: cell.order):
-        with own_folder("crashes") as folder, world_of(order, stack, folder) as one:
-            for cell in of_order:
-                began = time.monotonic()
-                outcome: Outcome | str
-                try:
-                    outcome = one(cell, random.Random(f"{seed} {cell.name}"))
-                except AssertionError as e:
-                    outcome = str(e)
-                result = result_of(cell, outcome, seed, time.monotonic() - began)
-                store(result)
-                failed += result["result"] != "ok"
-                print(time.strftime("%H:%M:%S"), cell.name, result["result"], result["repeats"], flush=True)
+    with new_stack(cluster=True) as stack, own_folder("crashes") as folder, Worlds(stack, folder) as worlds:
+        for cell in cells:
+            began = time.monotonic()
+            outcome: Outcome | str
+            try:
+                outcome = worlds.run(cell, seed)
+            except AssertionError as e:
+                outcome = str(e)
+            result = result_of(cell, outcome, seed, time.monotonic() - began)
+            store(result)
+            failed += result["result"] != "ok"
+            print(time.strftime("%H:%M:%S"), cell.name, result["result"], result["repeats"], flush=True)
     return failed
 
 

@@ -63,6 +63,13 @@ def ingest(cell: Cell, stack: LocalStack, folder: Path, chance: random.Random) -
             done = fleet.total
             poll_for(lambda: fleet.total > done + 100, 60, "a flow after the kill")
             found = one.account(fleet)
+
+            def settled() -> bool:  # what was delivered before may come behind what is new
+                nonlocal found
+                before, found = found, one.account(fleet)
+                return found.stored == before.stored
+
+            poll_for(settled, 30, "the end of what the MQTT broker sends", every=2.0)
     return Outcome(fleet.total, found.missing, found.disordered, found.unexplained, _without(found.repeats))
 
 

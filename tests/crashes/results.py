@@ -13,8 +13,9 @@ import psutil
 
 from tests.crashes.cells import CELLS, STEPS, Cell
 from tests.crashes.strike import Outcome
+from tests.soak import results as soak
 
-__all__ = ["PAGE", "RESULTS", "commit_of_product", "load", "page", "result_of", "store"]
+__all__ = ["PAGE", "RESULTS", "commit_of_product", "load", "machine", "page", "result_of", "store"]
 
 _ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("results.json")
@@ -119,7 +120,7 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
     for run in runs:
         of_run = [one for one in results if (one["commit"], one["seed"], one["machine"]) == run]
         lines.append(_row([*map(str, run), str(len(of_run)), f"{sum(one['messages'] for one in of_run):,}"]))
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, "", *soak.section(soak.load())]).rstrip() + "\n"
 
 
 def _shown(result: Mapping[str, Any] | None, rules: dict[str, int]) -> str:

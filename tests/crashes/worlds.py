@@ -1,11 +1,11 @@
-"""The world of each commit order: what runs one of its cells."""
+"""The worlds of all commit orders on one stack: what runs a cell."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from pulsebridge.local.stack import LocalStack
@@ -14,10 +14,7 @@ from tests.crashes.cells import Cell
 from tests.crashes.spark_world import SparkWorld
 from tests.crashes.strike import Outcome
 
-__all__ = ["Runner", "world_of"]
-
-Runner = Callable[[Cell, random.Random], Outcome]
-"""Runs a cell. Raises AssertionError if a step was not reached, or if a message did not arrive in time."""
+__all__ = ["Worlds"]
 
 _OF_BRIDGE: Final[Mapping[str, Callable[[Cell, LocalStack, Path, random.Random], Outcome]]] = {
     "ingest": ingest,
@@ -26,23 +23,29 @@ _OF_BRIDGE: Final[Mapping[str, Callable[[Cell, LocalStack, Path, random.Random],
 }
 
 
-@contextmanager
-def world_of(order: str, stack: LocalStack, folder: Path) -> Iterator[Runner]:
-    """Give what runs the cells of an order; the stack's Pulsar is a cluster."""
-    if order not in _OF_BRIDGE:
-        spark = SparkWorld(stack, folder)
-        try:
-            yield spark.run
-        finally:
-            spark.close()
-        return
-    count = 0
+class Worlds:
+    """Runs cells on a stack whose Pulsar is a cluster, with files below ``folder``. The orders of Spark share a driver."""
 
-    def run(cell: Cell, chance: random.Random) -> Outcome:
-        nonlocal count
-        count += 1
-        own = folder / f"{count}"
+    def __init__(self, stack: LocalStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._spark = SparkWorld(stack, folder)
+        self._count = 0
+
+    def __enter__(self) -> Worlds:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._spark.close()
+
+    def run(self, cell: Cell, seed: int) -> Outcome:
+        """Run a cell. Raises AssertionError if its step was not reached, or if something did not end in time."""
+        chance = random.Random(f"{seed} {cell.name}")
+        if cell.order not in _OF_BRIDGE:
+            return self._spark.run(cell, chance)
+        self._count += 1
+        own = self._folder / f"cell-{self._count}"
         own.mkdir()
-        return _OF_BRIDGE[order](cell, stack, own, chance)
-
-    yield run
+        return _OF_BRIDGE[cell.order](cell, self._stack, own, chance)
