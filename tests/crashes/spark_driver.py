@@ -1,7 +1,8 @@
 """A Spark driver of the crash matrix, with an executor of its own: ``python -m … FOLDER``.
 
-Each line of stdin is JSON with the settings, options of the source, a flow and a kill point. The former flow stops, and
-this one runs until the next line; at the point a process of Spark stops until SIGCONT.
+Each line of stdin is JSON with its number, the settings, options of the source, a flow and a kill point. The former flow
+stops, and this one runs until the next line; at the point a process of Spark stops until SIGCONT. A line without a flow
+has the former one stop alone. ``FOLDER/done`` has the number of the last line.
 """
 
 from __future__ import annotations
@@ -64,9 +65,12 @@ def declared(options: dict[str, str]) -> dp.Pipeline:
     return pipeline
 
 
-def _arm(spark: SparkSession, kill_at: str) -> None:
-    """Let this process, and the Python processes that Spark starts from now on, stop at a point."""
-    given = {"PULSEBRIDGE_KILL_AT": kill_at, "PULSEBRIDGE_KILL_SIGNAL": "STOP"}
+def _arm(spark: SparkSession, kill_at: str, number: int) -> None:
+    """Let this process, and the Python processes that Spark starts from now on, stop at a point.
+
+    The number is in their environment, so that Spark reuses no process of another line.
+    """
+    given = {"PULSEBRIDGE_KILL_AT": kill_at, "PULSEBRIDGE_KILL_SIGNAL": "STOP", "CRASHES_LINE": str(number)}
     os.environ.update(given)
     spark.sparkContext.environment.update(given)
     importlib.reload(killpoints)
@@ -103,13 +107,15 @@ def main() -> None:
         stop.set()
         if thread.ident is not None:
             thread.join()
-        _arm(spark, given["kill_at"])
-        stop = threading.Event()
-        settings = Settings.model_validate(json.loads(given["settings"]))
-        thread = threading.Thread(
-            target=_run, args=(spark, settings, given["options"], given["flow"], stop), daemon=True
-        )
-        thread.start()
+        if given["flow"]:
+            _arm(spark, given["kill_at"], given["number"])
+            stop = threading.Event()
+            settings = Settings.model_validate(json.loads(given["settings"]))
+            thread = threading.Thread(
+                target=_run, args=(spark, settings, given["options"], given["flow"], stop), daemon=True
+            )
+            thread.start()
+        (folder / "done").write_text(str(given["number"]))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import psutil
 
@@ -26,6 +26,7 @@ from tests.crashes.strike import Outcome, ordered, resume, strike
 from tests.support.delta_rows import delta_rows
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.push import provision, read_topic
+from tests.support.reading_back import read_back
 from tests.support.stack import provisioned
 from tests.support.waiting import poll_for
 
@@ -47,6 +48,7 @@ class SparkWorld:
         self._folder = folder
         self._drivers = 0
         self._cells = 0
+        self._lines = 0
         self._driver: subprocess.Popen[str] | None = None
 
     def close(self) -> None:
@@ -65,7 +67,7 @@ class SparkWorld:
         root = self._folder / f"lakehouse-{self._cells}"
         settings = Settings(
             pulsar=pulsar.model_copy(update={"command_partitions": 1}),
-            streaming=StreamingSettings(root=str(root), trigger={"interval": "0s", "commands_interval": "0s"}),
+            streaming=StreamingSettings(root=str(root), trigger={"interval": "200ms", "commands_interval": "200ms"}),
         )
         provision(settings)
         with topic_of(settings.pulsar, partitions=2) as topic:
@@ -88,11 +90,16 @@ class SparkWorld:
                 wanted = {f"d{device}-{number}" for device in range(_DEVICES) for number in range(_EACH)}
                 if cell.order == "sink":
                     return self._commands(settings, wanted)
-                return self._tables(root, wanted)
+                return self._tables(root, wanted, topic)
             except AssertionError as e:
                 raise AssertionError(f"{e}; the driver's log ends:\n{self._log()}") from e
+            finally:
+                try:
+                    self._order({"flow": ""})
+                except AssertionError:
+                    self.close()
 
-    def _tables(self, root: Path, wanted: set[str]) -> Outcome:
+    def _tables(self, root: Path, wanted: set[str], topic: TestTopic) -> Outcome:
         found: Counter[str] = Counter()
 
         def whole() -> bool:
@@ -105,8 +112,13 @@ class SparkWorld:
 
         with suppress(AssertionError):
             poll_for(whole, 60, "every message in the table or in quarantine", every=0.3)
+        stored = Counter(message.data().decode() for _, message in read_back(topic.settings, topic.name))
         outcome = Outcome(len(wanted), lost=sorted(wanted - found.keys()))
-        outcome.unexplained += [f"{name} is stored {count} times" for name, count in found.items() if count > 1]
+        for name, count in found.items():
+            if count > stored[name]:
+                outcome.unexplained.append(f"{name} is {stored[name]} times in Pulsar and {count} times in the tables")
+        if repeats := stored.total() - len(stored):
+            outcome.repeats = {"message stored again by its writer, which had no receipt of Pulsar": repeats}
         return outcome
 
     def _commands(self, settings: Settings, wanted: set[str]) -> Outcome:
@@ -143,9 +155,20 @@ class SparkWorld:
         return self._driver
 
     def _order(self, given: dict[str, object]) -> None:
-        into: IO[str] | None = self._running().stdin
-        assert into is not None
-        print(json.dumps(given), file=into, flush=True)
+        """Have the driver stop the former flow and run another one; what still stands at a point continues."""
+        self._lines += 1
+        driver = self._running()
+        assert driver.stdin is not None
+        print(json.dumps({**given, "number": self._lines}), file=driver.stdin, flush=True)
+        done = self._folder / f"driver-{self._drivers}/done"
+
+        def changed() -> bool:
+            if done.exists() and done.read_text() == str(self._lines):
+                return True
+            resume(self._running().pid)
+            return False
+
+        poll_for(changed, 90, "the driver to change its flow")
 
     def _log(self) -> str:
         return (self._folder / f"driver-{self._drivers}.log").read_text(errors="replace")[-1500:]

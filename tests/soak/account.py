@@ -38,7 +38,8 @@ class Arrivals:
     @property
     def total(self) -> int:
         """How many numbers have arrived, repeats left out."""
-        return sum(self.last.values()) + len(self.last)
+        numbers = list(self.last.values())
+        return sum(numbers) + len(numbers)
 
     def lacking(self, sent: Mapping[str, int]) -> int:
         """Return how many of the messages sent by each device have not arrived."""

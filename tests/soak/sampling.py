@@ -27,6 +27,7 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
 """By kind: the share and the amount by which a value may rise after the warm-up; bytes, messages or seconds."""
 _JVM_MEMORY: Final = (0.25, 300 * _MB)
 """A heap grows until it is collected: this much is no growth of a process with a JVM."""
+_FEWEST: Final = 20
 _JVMS: Final = ("mqtt", "pulsar", "stream")
 
 
@@ -55,12 +56,18 @@ def disk_bytes(folder: Path) -> int:
 
 
 def growing(samples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the values that grow after the warm-up."""
+    """Return the names of the values that grow after the warm-up, and of those with too few samples to know it."""
     names = sorted({name for one in samples for name in one if name != "at"})
-    return [name for name in names if _grows(name, [one[name] for one in samples if one.get(name) is not None])]
+    return [name for name in names if _grows(name, _values(samples, name))]
+
+
+def _values(samples: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [one[name] for one in samples if one.get(name) is not None]
 
 
 def _grows(name: str, values: Sequence[float]) -> bool:
+    if len(values) < _FEWEST:
+        return True
     kind, _, of = name.partition(" ")
     share, least = _JVM_MEMORY if kind == "memory" and of in _JVMS else LIMITS[kind]
     return grows(values, share=share, least=least)
@@ -70,8 +77,10 @@ def medians(samples: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[
     """Return the first and the last value of each name after the warm-up: medians of an eighth of the samples."""
     found = {}
     for name in names:
-        values = [one[name] for one in samples if one.get(name) is not None]
+        values = _values(samples, name)
         values = values[len(values) // 4 :]
         size = max(1, len(values) // 8)
+        if not values:
+            continue
         found[name] = (sorted(values[:size])[size // 2], sorted(values[-size:])[size // 2])
     return found

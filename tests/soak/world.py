@@ -82,12 +82,16 @@ class SoakWorld:
         self.ingest = World(stack, folder, proxy, pulsar_settings=self.pulsar, client_id=state.root or None)
         state.root = self.ingest.root
         mqtt = mqtt_settings(stack, client_id=state.root, keep_alive="5s", reconnect_max="500ms")
-        self.settings: Settings = push_settings(self.pulsar, mqtt, confirm="device", answers={"timeout": "10s"})
+        self.settings: Settings = push_settings(self.pulsar, mqtt, confirm="device", offline={"probe_min": "2s"})
         provision(self.settings)
         self._push: PushProcess | None = None
         self._stream: subprocess.Popen[bytes] | None = None
         self.fleet: Fleet | None = None
-        self._stopping = threading.Event()
+        self.sending, self._stopping = threading.Event(), threading.Event()
+        self.sending.set()
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._write_commands, self._read_readings)
+        ]
 
     def _provisioned(self) -> PulsarSettings:
         if self.state.namespace:
@@ -160,8 +164,12 @@ class SoakWorld:
         return [f"{name} ended by itself" for name, runs in alive.items() if not runs]
 
     def end(self) -> None:
-        """End all processes."""
+        """End all threads and processes."""
+        self.sending.clear()
         self._stopping.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(patient(20))
         if self.fleet is not None:
             self.fleet.stop()
         self.ingest.end_or_kill()
@@ -176,13 +184,20 @@ class SoakWorld:
 
     # --- messages ---
 
-    def write_commands(self) -> None:
+    def begin(self) -> None:
+        """Begin to publish, to write commands and to count."""
+        self.fleet = self.ingest.fleet(devices=DEVICES, rate=RATE, confirmed=self.state.confirmed)
+        self.fleet.__enter__()
+        for thread in self._threads:
+            thread.start()
+
+    def _write_commands(self) -> None:
         """Write a command to one device after the other until the end, and count what Pulsar has confirmed."""
         client = pulsar.Client(self.pulsar.service_url, logger=quiet())
         topic = partition_name(self.settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
         producer = patiently(client.create_producer, topic, send_timeout_millis=0)
         turn = 0
-        while not self._stopping.wait(COMMANDS_S):
+        while self.sending.is_set() and not self._stopping.wait(COMMANDS_S):
             device = f"d{turn % DEVICES}"
             turn += 1
             number = self.state.written.get(device, 0)
@@ -199,14 +214,14 @@ class SoakWorld:
         number, _, sent_at = message.payload.partition(b" ")
         self.commands.arrived(device, int(number), float(sent_at))
 
-    def read_readings(self) -> None:
+    def _read_readings(self) -> None:
         """Count the readings in Pulsar until the end. A message that Pulsar delivers twice counts once."""
         client = pulsar.Client(self.pulsar.service_url, logger=quiet())
         topic = self.pulsar.readings_topic(TOPIC)
         consumer = patiently(client.subscribe, topic, "soak", initial_position=pulsar.InitialPosition.Earliest)
         places: dict[int, tuple[int, int, int]] = {}
         while not self._stopping.is_set():
-            with suppress(pulsar.Timeout):
+            with suppress(pulsar.PulsarException):  # nothing new, or Pulsar was killed and sends it again
                 message = consumer.receive(500)
                 consumer.acknowledge(message)
                 found = message.message_id()
@@ -232,7 +247,7 @@ class SoakWorld:
         found["disk_per_message pulsar"] = disk_bytes(self.stack.data_dir / "pulsar/data") / messages
         found["disk_per_message tables"] = disk_bytes(self._folder / "tables") / messages
         found["lag readings"] = self.readings.lacking(self.sent())
-        found["lag commands"] = self.commands.lacking(self.state.written)
+        found["lag commands"] = self.commands.lacking(dict(self.state.written))
         found["latency readings"], found["latency commands"] = self.readings.latency_s(), self.commands.latency_s()
         with suppress(Exception):  # Pulsar may be dead
             found["lag tables"] = self._backlog()
@@ -263,6 +278,8 @@ class SoakWorld:
     def account(self) -> list[str]:
         """Stop sending, wait until all has arrived, and return the faults."""
         assert self.fleet is not None
+        self.sending.clear()
+        self._threads[0].join(patient(60))
         self.fleet.stop()
         self.state.confirmed = list(self.fleet.confirmed)
         faults = self.ended()
@@ -297,11 +314,5 @@ def soak_world(stack: LocalStack, folder: Path, state: State) -> Iterator[SoakWo
         closing.enter_context(Devices(one.settings, lambda _device, _count: True, received=one.command_received))
         for name in ("push", "ingest", "stream"):
             one.start(name)
-        one.fleet = one.ingest.fleet(devices=DEVICES, rate=RATE, confirmed=state.confirmed)
-        closing.enter_context(one.fleet)
-        for run in (one.write_commands, one.read_readings):
-            thread = threading.Thread(target=run, daemon=True)
-            thread.start()
-            closing.callback(thread.join, 60)
-        closing.callback(one._stopping.set)
+        one.begin()
         yield one
