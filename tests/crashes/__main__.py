@@ -26,7 +26,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cells that are asked for. Returns 0 if nothing was lost or disordered and each repeat has its rule."""
     parser = argparse.ArgumentParser(prog="make crashes")
-    parser.add_argument("--only", default="", help="cells whose name fits, such as 'ingest/*/mqtt', or begins so")
+    parser.add_argument("--only", action="append", help="cells like 'ingest/*/mqtt', or that begin so; may be repeated")
     parser.add_argument("--missing", action="store_true", help="only cells without a good result at this commit")
     parser.add_argument("--third", metavar="COMMIT", help="only the third that this commit's hash chooses")
     parser.add_argument("--seed", type=int, default=None)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # also where the shell had SIGINT ignored, as with nohup
         signal.signal(number, _end)
     cells: list[Cell] = list(CELLS) if args.third is None else third(CELLS, args.third)
-    cells = chosen(cells, args.only) if args.only else cells
+    cells = [cell for pattern in args.only for cell in chosen(cells, pattern)] if args.only else cells
     if args.missing:
         cells = missing(cells, load(), commit_of_product())
     failed = 0

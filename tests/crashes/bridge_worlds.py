@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -12,8 +12,10 @@ from typing import Final
 import psutil
 
 from bridge.contract import COMMANDS_TOPIC, partition_name
+from bridge.contract.commands import Command
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.settings import PulsarSettings
+from bridge.settings import PulsarSettings, Settings
+from bridge.settings.push import PresenceRule
 from pulsebridge.local.ports import free_ports
 from pulsebridge.local.stack import LocalStack
 from tests.chaos.world import TOPIC, world
@@ -29,6 +31,7 @@ from tests.support.push import (
     provision,
     push_settings,
     receipts,
+    says,
     user,
     write_commands,
 )
@@ -74,33 +77,41 @@ def ingest(cell: Cell, stack: LocalStack, folder: Path, chance: random.Random) -
 
 
 def push(cell: Cell, stack: LocalStack, folder: Path, chance: random.Random) -> Outcome:
-    """Half of the commands are written before the kill, the others after it."""
-    answers = cell.point == "after_answer"
-    confirm = "device" if answers else "broker"
-    mqtt = mqtt_settings(stack, keep_alive="5s", reconnect_max="500ms")
-    settings = push_settings(provisioned(stack), mqtt, confirm=confirm)
-    provision(settings)
+    """Half of the commands are written before the kill, the others after it. The devices of parked ones are offline first."""
+    parked = cell.order == "parked"
+    answers = parked or cell.point == "after_answer"
+    settings = _push_settings(stack, parked=parked, answers=answers)
     commands = [command(settings, f"d{n % _DEVICES}", n) for n in range(_DEVICES * _EACH)]
     half = len(commands) // 2
     partition = partition_name(settings.pulsar.system_topic(COMMANDS_TOPIC), 0)
+
+    def devices_are(status: bytes) -> None:
+        for number in range(_DEVICES if parked else 0):
+            says(settings, f"d{number}", status, retain=True)
+
     with Devices(settings, (lambda _device, _count: True) if answers else None) as devices, ExitStack() as processes:
+        devices_are(b"offline")
         write_commands(settings, commands[:half])
-        first = PushProcess(settings, folder, freeze_at=f"{cell.point}:{chance.randint(2, 12)}")
+        passage = chance.randint(1, 2) if cell.point == "after_segment" else chance.randint(2, 12)
+        first = PushProcess(settings, folder, freeze_at=f"{cell.point}:{passage}")
         processes.enter_context(first)
+        if parked and cell.point != "after_segment":
+            all_acknowledged(settings)
+            devices_are(b"online")
         strike(cell, stack, settings.pulsar, partition, first.pid, lambda at_point: [at_point])
         if cell.component == "push":
             processes.enter_context(PushProcess(settings, folder, "successor"))
         write_commands(settings, commands[half:])
+        devices_are(b"online")
         devices.await_all(commands, 90)
         all_acknowledged(settings)
+        wanted = "answered" if answers else "delivered"
+        poll_for(lambda: _settled(settings, commands, wanted), 30, "a receipt of each command", every=0.5)
     found = Outcome(len(commands))
     rows, repeats = receipts(settings), Counter[str]()
-    wanted = "answered" if answers else "delivered"
     for one in commands:
-        states = Counter(receipt.state for receipt in rows[one.command_id])
-        if not states[wanted]:
-            found.lost.append(f"the receipt of {one.command_id}: {dict(states)}")
-        repeats["receipt stored again before the command was acknowledged"] += states[wanted] - 1
+        states = [row.state for row in rows[one.command_id]]
+        repeats["receipt stored again before the command was acknowledged"] += states.count(wanted) - 1
     for number in range(_DEVICES):
         device = f"d{number}"
         ids = devices.ids(device)
@@ -117,6 +128,23 @@ def push(cell: Cell, stack: LocalStack, folder: Path, chance: random.Random) -> 
             seen.add(name)
     found.repeats = _without(repeats)
     return found
+
+
+def _push_settings(stack: LocalStack, *, parked: bool, answers: bool) -> Settings:
+    mqtt = mqtt_settings(stack, keep_alive="5s", reconnect_max="500ms")
+    more: dict[str, object] = {}
+    if parked:
+        rule = PresenceRule(filter=f"{mqtt.client_id}-push/+device/status")
+        more = {"answers": {"timeout": "2s"}, "presence": {"rules": (rule,)}, "offline": {"probe_min": "2s"}}
+    confirm = "device" if answers else "broker"
+    settings = push_settings(provisioned(stack), mqtt, confirm=confirm, **more)
+    provision(settings)
+    return settings
+
+
+def _settled(settings: Settings, commands: Sequence[Command], wanted: str) -> bool:
+    rows = receipts(settings)
+    return all(any(row.state == wanted for row in rows[one.command_id]) for one in commands)
 
 
 def http(cell: Cell, stack: LocalStack, folder: Path, chance: random.Random) -> Outcome:

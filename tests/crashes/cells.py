@@ -49,6 +49,16 @@ STEPS: Final[Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]]] = {
             "after_ack": "the command is acknowledged",
         },
     ),
+    "parked": (
+        ("push", *SERVERS),
+        {
+            "after_segment": "the ids of the commands of an offline device are stored, they are not acknowledged",
+            "after_pull": "the device is online: a command is read by its id, it is not published",
+            "after_answer": "the device has answered, the receipt is not written",
+            "after_receipt": "Pulsar has the receipt, the cursor is not written",
+            "after_cursor": "Pulsar has the cursor, the ids are still stored",
+        },
+    ),
     "http": (
         ("ingest", "http_client", "pulsar", "bookie"),
         {

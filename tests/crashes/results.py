@@ -49,6 +49,7 @@ _NAMES: Final = {
 _ORDERS: Final = {
     "ingest": "Ingest: MQTT to Pulsar",
     "push": "Push: Pulsar to MQTT",
+    "parked": "Push: commands that waited for their device",
     "http": "Ingest: HTTP to Pulsar",
     "source": "Source: offsets and the subscription",
     "task": "Source: the tasks of a batch",

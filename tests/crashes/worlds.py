@@ -19,6 +19,7 @@ __all__ = ["Worlds"]
 _OF_BRIDGE: Final[Mapping[str, Callable[[Cell, LocalStack, Path, random.Random], Outcome]]] = {
     "ingest": ingest,
     "push": push,
+    "parked": push,
     "http": http,
 }
 
