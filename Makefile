@@ -71,7 +71,7 @@ bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one gr
 scale: $(STAMP) ## Measure 100,000 connected and a million known devices, and size a fleet: half an hour; ARGS="--only known", ARGS=--show
 	@$(BIN)/python -m tests.scale $(ARGS)
 
-chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
+chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at random for 10 minutes; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
 	@$(BIN)/python -m tests.chaos $(ARGS)
 
 fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target, SECONDS=600 for each, SEED=7
