@@ -33,7 +33,7 @@ from tests.support.waiting import poll_for
 __all__ = ["SparkWorld"]
 
 _DEVICES: Final = 4
-_EACH: Final = 40
+_EACH: Final = 16
 _ENTRIES: Final = 8
 """Most entries of a batch, so that a cell has many."""
 _FLOWS: Final = {"source": "numbers", "task": "numbers", "table": "numbers", "sink": "commands"}
@@ -78,7 +78,7 @@ class SparkWorld:
             given = {"settings": settings.model_dump_json(exclude_defaults=True), "options": options}
             given["flow"] = _FLOWS[cell.order]
             publish(topic, range(_EACH // 2))
-            passage = 1 if "first" in cell.point else chance.randint(1, 4)
+            passage = 1 if "first" in cell.point else chance.randint(1, 3)
             self._order({**given, "kill_at": f"{cell.point}:{passage}"})
             driver = self._running()
             try:
@@ -150,6 +150,7 @@ class SparkWorld:
                 self._driver = subprocess.Popen(
                     [sys.executable, "-m", "tests.crashes.spark_driver", str(place)],
                     stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True,
+                    env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"},
                 )  # fmt: skip
         assert self._driver.poll() is None, f"the driver ended: {self._log()}"
         return self._driver
