@@ -59,6 +59,8 @@ def _run_all(cells: Iterable[Cell], seed: int) -> int:
             store(result)
             failed += result["result"] != "ok"
             print(time.strftime("%H:%M:%S"), cell.name, result["result"], result["repeats"], flush=True)
+            if "evidence" in result:
+                print(result["evidence"], flush=True)
     return failed
 
 

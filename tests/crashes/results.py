@@ -97,8 +97,9 @@ def load() -> list[dict[str, Any]]:
 
 
 def store(result: Mapping[str, Any]) -> None:
-    """Replace the result of a cell."""
-    found = {one["cell"]: one for one in load()} | {result["cell"]: dict(result)}
+    """Replace the result of a cell, without its evidence: logs name paths of the machine."""
+    kept = {name: value for name, value in result.items() if name != "evidence"}
+    found = {one["cell"]: one for one in load()} | {result["cell"]: kept}
     rows = [found[cell.name] for cell in CELLS if cell.name in found]
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     RESULTS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
