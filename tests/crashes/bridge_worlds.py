@@ -111,7 +111,9 @@ def push(cell: Cell, stack: LocalStack, folder: Path, chance: random.Random) -> 
     rows, repeats = receipts(settings), Counter[str]()
     for one in commands:
         states = [row.state for row in rows[one.command_id]]
-        repeats["receipt stored again before the command was acknowledged"] += states.count(wanted) - 1
+        repeats["receipt stored again, Pulsar did not have the acknowledgement of its command"] += (
+            states.count(wanted) - 1
+        )
     for number in range(_DEVICES):
         device = f"d{number}"
         ids = devices.ids(device)
