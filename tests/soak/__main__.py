@@ -93,7 +93,7 @@ def _piece(stack: LocalStack, one: SoakWorld, seconds: float, chance: random.Ran
         pause = min(1.0, seconds / 1200)
         while (passed := time.monotonic() - begin) < seconds:
             ended.wait(min(seconds - passed, pause * chance.uniform(*_PAUSE_S)))  # how long all live
-            if time.monotonic() - begin < seconds * 0.9:  # a server that returns late would be no growth
+            if time.monotonic() - begin < seconds * 0.8:  # a server that returns late would be no growth
                 name, act = _fault(stack, one, chance, warm=passed < seconds * WARM_UP)
                 one.kills[name] += 1
                 _say(f"{passed:.0f} s: {name}; {one.readings.total} readings, {one.commands.total} commands")

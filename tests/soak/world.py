@@ -315,4 +315,7 @@ def soak_world(stack: LocalStack, folder: Path, state: State) -> Iterator[SoakWo
         for name in ("push", "ingest", "stream"):
             one.start(name)
         one.begin()
+        rows = folder / "tables/soak/_delta_log"
+        before = len(list(rows.glob("*.json")))
+        poll_for(lambda: len(list(rows.glob("*.json"))) > before + 1, 120, "the first rows of this piece", every=1.0)
         yield one
