@@ -1,0 +1,116 @@
+"""Reads the messages of the readings topics with Pulsar's client, without Pulsebridge's Spark source."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from bridge.contract import P_DEVICE, P_INGEST, P_REPLAYED, P_RETAINED, P_RULE, P_TOPIC, P_USER, full_envelope
+from bridge.errors import ContractError
+from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, our_errors, properties_of
+from bridge.pulsar.sending import close_quietly
+from bridge.pulsar.topic_end import read_to_end
+from bridge.routing.message_fields import MessageField, MissingField, read_fields
+from bridge.settings.rules import TopicRule
+from pulsebridge.audit.live.buckets import SCHEMA
+from pulsebridge.audit.live.sequence import Sequences
+
+__all__ = ["NumberFields", "read_partition_window", "window"]
+
+_BATCH: Final = 20_000
+_QUEUE: Final = 5000
+_EMPTY: Final = (b"", b"{}", b"[]", b"null")
+"""Payloads without a field: no row of a table is due."""
+
+
+@lru_cache(maxsize=10_000)
+def _ingest(folded: str) -> tuple[str, str]:
+    """Return device and rule of the property ``P_INGEST``, which is the same for all messages of an MQTT topic."""
+    try:
+        full = full_envelope({P_INGEST: folded})
+    except ContractError:
+        return "", ""
+    return full.get(P_DEVICE) or "", full.get(P_RULE) or ""
+
+
+class NumberFields:
+    """The fields with the device's own number, by route."""
+
+    def __init__(self, routes: Sequence[TopicRule]) -> None:
+        self._fields: dict[str, MessageField] = {}
+        for route in routes:
+            if route.sequence is not None:
+                kind, _, text = route.sequence.strip("{}").partition(":")
+                self._fields[route.name] = MessageField.parse(kind, text)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def number(self, rule: str, payload: bytes, properties: dict[str, str]) -> int | None:
+        """Return the number of a message, None without one."""
+        field = self._fields.get(rule)
+        if field is None:
+            return None
+        try:
+            user = json.loads(properties[P_USER]) if P_USER in properties else []
+            return int(read_fields([field], payload, [(str(a), str(b)) for a, b in user])[field.name])
+        except (MissingField, ValueError, TypeError, ContractError):
+            return None
+
+
+def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -> Iterator[Message]:
+    """Yield the messages of a partition that were published within the window, to its end at most.
+
+    Raises TransientError and RefusedError as ``read_to_end``.
+    """
+    reader = client.reader(partition, EARLIEST, queue=_QUEUE, name="pulsebridge-audit")
+    try:
+        with our_errors(f"reading {partition}"):
+            reader.seek(max(1, since_us // 1000))
+        for message in read_to_end(reader, client.settings, partition):
+            yield message
+            if message.publish_timestamp() * 1000 >= until_us:
+                return
+    finally:
+        close_quietly(reader)
+
+
+def read_partition_window(
+    client: PulsarClient,
+    partition: str,
+    number: int,
+    since_us: int,
+    until_us: int,
+    fields: NumberFields,
+    numbers: Sequences,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a partition for ``Buckets``, in its order, and pass the devices' own numbers to ``numbers``."""
+    rows: list[tuple[Any, ...]] = []
+    for message in window(client, partition, since_us, until_us):
+        payload, properties, at = message.data(), properties_of(message) or {}, message.message_id()
+        own, rule = _ingest(properties.get(P_INGEST, ""))
+        device, us, crc = properties.get(P_DEVICE, own), message.publish_timestamp() * 1000, zlib.crc32(payload)
+        topic = "" if payload.strip() in _EMPTY else properties.get(P_TOPIC, "")
+        arrival = message.event_timestamp() * 1000 or -1
+        index = max(0, at.batch_index())
+        rows.append((number, at.ledger_id(), at.entry_id(), index, 0, us, arrival, device, crc, topic))
+        if fields and us < until_us and P_REPLAYED not in properties and P_RETAINED not in properties:
+            found = fields.number(properties.get(P_RULE, rule), payload, properties)
+            if found is not None:
+                numbers.take(rule, device or key_of(message) or "", found, us, crc)
+        if len(rows) == _BATCH:
+            yield batch(rows)
+            rows = []
+    if rows:
+        yield batch(rows)
+
+
+def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Return tuples in the order of ``SCHEMA`` as a batch."""
+    arrays = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -1,0 +1,131 @@
+"""The command ``pulsebridge audit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bridge.errors import ConfigError
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.output.text import text_of
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
+    from pulsebridge.audit.live.findings import Report
+    from pulsebridge.audit.live.tables import Tables
+
+__all__ = ["register"]
+
+_DAY_US: Final = 86_400_000_000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to ``app``."""
+    app.command("audit")(_audit)
+
+
+def _audit(
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    as_json: JsonOption = False,
+    since: Annotated[
+        str, typer.Option(metavar="TIME", help="Begin, ISO 8601, UTC; default: a day before --until.")
+    ] = "",
+    until: Annotated[str, typer.Option(metavar="TIME", help="End, ISO 8601, UTC; default: now less --settle.")] = "",
+    settle: Annotated[float, typer.Option(min=0, help="Seconds for messages under way to arrive in the tables.")] = 300,
+    strict: Annotated[bool, typer.Option("--strict", help="Report redelivered copies as findings.")] = False,
+    spark: Annotated[bool, typer.Option("--spark", help="Read the tables with Spark.")] = False,
+    metrics: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the result for node_exporter's textfile collector.")
+    ] = None,
+    most: Annotated[int, typer.Option("--most", min=1, help="How many findings to name; all are counted.")] = 1000,
+) -> None:
+    """Compare Pulsar, tables, commands and receipts of a running deployment. Exit code 1 if a message is not as expected.
+
+    Examples:
+
+        pulsebridge audit
+
+        pulsebridge audit --since 2026-01-01T00:00 --until 2026-01-02T00:00 --json
+    """
+    from pulsebridge.audit.live.run import audit
+
+    settings = settings_from(config, sets)
+    now = time.time_ns() // 1000
+    until_us = _time("--until", until) if until else now - round(settle * 1e6)
+    since_us = _time("--since", since) if since else until_us - _DAY_US
+    if since_us >= until_us:
+        raise ConfigError("the audit's begin is not before its end", remedy="check --since, --until and --settle")
+    with _tables(settings, spark) as tables:
+        report = audit(settings, tables, since_us, until_us, strict=strict, most=most)
+    if metrics is not None:
+        _write_metrics(metrics, report, now)
+    typer.echo(json.dumps(report.as_dict(), indent=2) if as_json else text_of(_lines(report)))
+    raise typer.Exit(0 if report.clean else 1)
+
+
+def _time(option: str, text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as e:
+        raise ConfigError(f"{option} {text}: not a time", remedy="write it as 2026-01-01T00:00") from e
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp() * 1e6)
+
+
+@contextmanager
+def _tables(settings: Settings, spark: bool) -> Iterator[Tables]:
+    from pulsebridge.audit.live.tables import DeltaTables, SparkTables
+
+    streaming = settings.streaming
+    if spark:
+        from pulsebridge.cli.tables import job_of
+
+        with job_of(settings) as job:
+            yield SparkTables(job.spark, lambda name: job.reader.table(name).sql)
+    elif streaming.schema_name:
+        raise ConfigError("the tables have a schema, which only Spark can look up", remedy="add --spark")
+    else:
+        yield DeltaTables(streaming.root)
+
+
+def _lines(report: Report) -> list[str]:
+    from pulsebridge.audit.live.findings import when
+
+    lines = [f"{when(report.since_us)} to {when(report.until_us)}"]
+    lines += [f"  {count:>12,}  {name}" for name, count in report.read.items()]
+    lines += [f"  not compared: {what}" for what in report.unseen]
+    lines += [f"  {count:,} redelivered copies: {hop}" for hop, count in report.copies.items() if count]
+    for f in report.found:
+        lines.append(f"{f.kind:<10}  {f.hop}  {f.device or '-'}  {when(f.at_us)}  {f.message}  {f.detail}".rstrip())
+    total = sum(report.counts.values())
+    if total > len(report.found):
+        lines.append(f"and {total - len(report.found):,} more (--most)")
+    return [*lines, f"{total:,} findings" if total else "clean: no message is missing, repeated or reordered"]
+
+
+def _write_metrics(path: Path, report: Report, now_us: int) -> None:
+    """Write the result in Prometheus' text format, completely or not at all."""
+    from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+    labels = ["hop", "kind"]
+    found = Gauge("pulsebridge_audit_findings", "Messages that the last audit found.", labels, registry=registry)
+    for (hop, kind), count in report.counts.items():
+        found.labels(hop, kind).set(count)
+    last = "Time at which the last audit ran, since the epoch."
+    Gauge("pulsebridge_audit_run_timestamp_seconds", last, registry=registry).set(now_us / 1e6)
+    read = Gauge("pulsebridge_audit_messages", "Messages or rows that it compared.", ["record"], registry=registry)
+    for name, count in report.read.items():
+        read.labels(name).set(count)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(generate_latest(registry))
+    partial.chmod(0o644)
+    partial.replace(path)
