@@ -49,7 +49,10 @@ class DeltaTables:
             return None
         table = DeltaTable(folder)
         known = {field.name for field in table.schema().fields}
-        return iter(pa.RecordBatchReader.from_stream(table.scan(columns=[c for c in columns if c in known])))
+        found: Iterator[pa.RecordBatch] = iter(
+            pa.RecordBatchReader.from_stream(table.scan(columns=[c for c in columns if c in known]))
+        )
+        return found
 
 
 class SparkTables:
