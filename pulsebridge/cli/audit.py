@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -15,24 +14,20 @@ import typer
 
 from bridge.errors import ConfigError
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
-from pulsebridge.output.text import text_of
+from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
     from pulsebridge.audit.live.findings import Report
     from pulsebridge.audit.live.tables import Tables
 
-__all__ = ["register"]
+__all__ = ["audit"]
 
 _DAY_US: Final = 86_400_000_000
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command("audit")(_audit)
-
-
-def _audit(
+def audit(
+    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run of the demo, to audit that one.")] = None,
     config: ConfigOption = None,
     sets: SetOption = None,
     as_json: JsonOption = False,
@@ -47,16 +42,23 @@ def _audit(
         Path | None, typer.Option(metavar="FILE", help="Write the result for node_exporter's textfile collector.")
     ] = None,
     most: Annotated[int, typer.Option("--most", min=1, help="How many findings to name; all are counted.")] = 1000,
+    live: Annotated[bool, typer.Option("--live", help="Of a run: read Pulsar instead of the run's dump.")] = False,
 ) -> None:
-    """Compare Pulsar, tables, commands and receipts of a running deployment. Exit code 1 if a message is not as expected.
+    """Compare Pulsar, tables, commands and receipts of a running deployment, or the records of a run of the demo.
+
+    Exit code 1 if a message is missing, repeated, altered or out of order.
 
     Examples:
 
         pulsebridge audit
 
         pulsebridge audit --since 2026-01-01T00:00 --until 2026-01-02T00:00 --json
+
+        pulsebridge audit build/demo
     """
-    from pulsebridge.audit.live.run import audit
+    if run_dir is not None:
+        raise typer.Exit(_audit_run(run_dir, live=live, as_json=as_json))
+    from pulsebridge.audit.live import run
 
     settings = settings_from(config, sets)
     now = time.time_ns() // 1000
@@ -65,11 +67,29 @@ def _audit(
     if since_us >= until_us:
         raise ConfigError("the audit's begin is not before its end", remedy="check --since, --until and --settle")
     with _tables(settings, spark) as tables:
-        report = audit(settings, tables, since_us, until_us, strict=strict, most=most)
+        report = run.audit(settings, tables, since_us, until_us, strict=strict, most=most)
     if metrics is not None:
         _write_metrics(metrics, report, now)
-    typer.echo(json.dumps(report.as_dict(), indent=2) if as_json else text_of(_lines(report)))
+    typer.echo(json_text(report.as_dict(), indent=2) if as_json else text_of(_lines(report)))
     raise typer.Exit(0 if report.clean else 1)
+
+
+def _audit_run(folder: Path, *, live: bool, as_json: bool) -> int:
+    """Compare the records of a run of the demo, with the journals of its devices. Returns the exit code."""
+    from rich.console import Console
+
+    from bridge.settings.loading import load
+    from pulsebridge.audit.show import show
+    from pulsebridge.demo.run_folder import RunFolder
+
+    run = RunFolder(folder)
+    run.manifest()  # raises at once if the folder is not that of a run
+    verdict = run.audit(load(run.settings_file).pulsar if live else None)
+    if as_json:
+        typer.echo(json_text(verdict.as_dict(), indent=2))
+    else:
+        show(verdict, Console())
+    return 0 if verdict.passed else 1
 
 
 def _time(option: str, text: str) -> int:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,7 +96,7 @@ def stream(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture
-def world(stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path) -> Iterator[World]:
+def world(stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path) -> World:
     """A deployment in which ingest, the driver and push were killed once, when all has arrived."""
     since_us = time.time_ns() // 1000 - 1_000_000
     base = push_settings(namespaces, mqtt_settings(stack))
@@ -148,7 +148,7 @@ def world(stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tm
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
-    yield World(settings, spark, since_us)
+    return World(settings, spark, since_us)
 
 
 class Change(NamedTuple):
