@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +58,7 @@ def audit(
     if run_dir is not None:
         raise typer.Exit(_audit_run(run_dir, live=live, as_json=as_json))
     from pulsebridge.audit.live import run
+    from pulsebridge.audit.live.metrics import write_metrics
 
     settings = settings_from(config, sets)
     now = time.time_ns() // 1000
@@ -69,7 +69,7 @@ def audit(
     with _tables(settings, spark) as tables:
         report = run.audit(settings, tables, since_us, until_us, strict=strict, most=most)
     if metrics is not None:
-        _write_metrics(metrics, report, now)
+        write_metrics(metrics, report, now / 1e6)
     typer.echo(json_text(report.as_dict(), indent=2) if as_json else text_of(_lines(report)))
     raise typer.Exit(0 if report.clean else 1)
 
@@ -129,23 +129,3 @@ def _lines(report: Report) -> list[str]:
     if total > len(report.found):
         lines.append(f"and {total - len(report.found):,} more (--most)")
     return [*lines, f"{total:,} findings" if total else "clean: no message is missing, repeated or reordered"]
-
-
-def _write_metrics(path: Path, report: Report, now_us: int) -> None:
-    """Write the result in Prometheus' text format, completely or not at all."""
-    from prometheus_client import CollectorRegistry, Gauge, generate_latest
-
-    registry = CollectorRegistry()
-    labels = ["hop", "kind"]
-    found = Gauge("pulsebridge_audit_findings", "Messages that the last audit found.", labels, registry=registry)
-    for (hop, kind), count in report.counts.items():
-        found.labels(hop, kind).set(count)
-    last = "Time at which the last audit ran, since the epoch."
-    Gauge("pulsebridge_audit_run_timestamp_seconds", last, registry=registry).set(now_us / 1e6)
-    read = Gauge("pulsebridge_audit_messages", "Messages or rows that it compared.", ["record"], registry=registry)
-    for name, count in report.read.items():
-        read.labels(name).set(count)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_bytes(generate_latest(registry))
-    partial.chmod(0o644)
-    partial.replace(path)

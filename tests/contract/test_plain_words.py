@@ -20,6 +20,7 @@ DOCUMENTS: Final = (
     "BROKERS.md",
     "MOVING.md",
     "SCALE.md",
+    "AUDIT.md",
 )
 INSTEAD: Final = {
     "told tells heard unheard said": "report, notify, receive, state",
