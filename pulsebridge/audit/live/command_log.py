@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -33,15 +34,13 @@ from pulsebridge.audit.live.log import NumberFields, window
 
 __all__ = ["read_commands", "read_letters", "waits"]
 
-_EVER = 2**62
-
 
 def read_letters(
     client: PulsarClient, since_us: int, fields: NumberFields
 ) -> tuple[list[Letter], set[tuple[str, str, int]]]:
     """Return the dead letters of commands, and (route, device, number) of the devices' messages among the letters."""
     letters, numbers = [], set()
-    for _, message in _messages(client, DEAD_LETTERS_TOPIC, since_us, _EVER):
+    for _, message in _messages(client, DEAD_LETTERS_TOPIC, since_us):
         found = properties_of(message) or {}
         if P_DEAD_NOTE in found:
             continue
@@ -58,16 +57,16 @@ def read_letters(
 
 
 def read_commands(client: PulsarClient, since_us: int, until_us: int, letters: list[Letter]) -> Commands:
-    """Return the records about commands: commands and alerts to the end of the window, the others to their end."""
+    """Return the records about commands, from the begin of the window to now."""
     found = Commands(since_us, until_us, letters=letters)
-    for number, message in _messages(client, COMMANDS_TOPIC, since_us, _EVER):
+    for number, message in _messages(client, COMMANDS_TOPIC, since_us):
         properties, us = properties_of(message) or {}, message.publish_timestamp() * 1000
         device, position = properties.get(C_DEVICE) or key_of(message) or "", position_of(message.message_id())
         if C_ID in properties:
             emitted = properties.get(C_EMITTED, "")
             us = int(emitted) if emitted.isdecimal() and len(emitted) < 17 else us
             found.emitted.append(Emitted(properties[C_ID], device, us, number, position, is_broadcaster(device)))
-    for _, message in _messages(client, RECEIPTS_TOPIC, since_us, _EVER):
+    for _, message in _messages(client, RECEIPTS_TOPIC, since_us):
         with suppress(ContractError):
             one = Receipt.decode(message.data())
             if one.device:
@@ -75,7 +74,7 @@ def read_commands(client: PulsarClient, since_us: int, until_us: int, letters: l
                 found.receipts.append(
                     Receipted(one.command_id, one.device, one.state, us, one.emitted_at_us, one.group)
                 )
-    for _, message in _messages(client, ALERTS_TOPIC, since_us, _EVER):
+    for _, message in _messages(client, ALERTS_TOPIC, since_us):
         with suppress(ValueError, KeyError, TypeError):
             body = json.loads(message.data())
             us = message.publish_timestamp() * 1000
@@ -83,8 +82,9 @@ def read_commands(client: PulsarClient, since_us: int, until_us: int, letters: l
     return found
 
 
-def _messages(client: PulsarClient, local: str, since_us: int, until_us: int) -> Iterator[tuple[int, Message]]:
-    topic = client.settings.system_topic(local)
+def _messages(client: PulsarClient, local: str, since_us: int) -> Iterator[tuple[int, Message]]:
+    """Yield partition and message from ``since_us`` to now: receipts and letters follow their commands."""
+    topic, until_us = client.settings.system_topic(local), time.time_ns() // 1000
     for number, partition in enumerate(client.partitions(topic)):
         for message in window(client, partition, since_us, until_us):
             yield number, message

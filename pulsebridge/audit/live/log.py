@@ -11,8 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from bridge.contract import P_DEVICE, P_INGEST, P_REPLAYED, P_RETAINED, P_RULE, P_TOPIC, P_USER, full_envelope
+from bridge.contract.commands import BEFORE_ALL
 from bridge.errors import ContractError
-from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, our_errors, properties_of
+from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, our_errors, properties_of, received
+from bridge.pulsar.messages import position_of
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import read_to_end
 from bridge.routing.message_fields import MessageField, MissingField, read_fields
@@ -24,6 +26,7 @@ __all__ = ["NumberFields", "read_partition_window", "window"]
 
 _BATCH: Final = 20_000
 _QUEUE: Final = 5000
+_SILENT_MS: Final = 200
 _EMPTY: Final = (b"", b"{}", b"[]", b"null")
 """Payloads without a field: no row of a table is due."""
 
@@ -72,7 +75,15 @@ def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -
     try:
         with our_errors(f"reading {partition}"):
             reader.seek(max(1, since_us // 1000))
-        for message in read_to_end(reader, client.settings, partition):
+        last = None
+        while (message := received(reader.read_next, _SILENT_MS, f"reading {partition}")) is not None:
+            yield message
+            if message.publish_timestamp() * 1000 >= until_us:
+                return
+            last = message
+        # Only at a silence is the end looked up, which costs more than a message.
+        end = BEFORE_ALL if last is None else position_of(last.message_id())
+        for message in read_to_end(reader, client.settings, partition, last=end):
             yield message
             if message.publish_timestamp() * 1000 >= until_us:
                 return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -110,10 +111,11 @@ def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> p
     topics = at[0].cast(pa.string()).dictionary_encode() if not pa.types.is_dictionary(at[0].type) else at[0]
     names, codes = topics.dictionary.to_pylist(), topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     numbers = pc.fill_null(at[1].cast(pa.int32()), 0).to_numpy(zero_copy_only=False)
-    part = np.full(size, -1, np.int32)
-    for code, number in {(int(c), int(n)) for c, n in zip(*np.unique(np.stack([codes, numbers]), axis=1), strict=True)}:
-        if code >= 0:
-            part[(codes == code) & (numbers == number)] = partitions.number(names[code], number)
+    # One number for topic and partition: both are few.
+    pairs = codes.astype(np.int64) << 32 | numbers
+    distinct, inverse = np.unique(pairs, return_inverse=True)
+    known = [-1 if n < 0 else partitions.number(names[n >> 32], n & 0xFFFFFFFF) for n in distinct.tolist()]
+    part = np.array(known, np.int32)[inverse]
     values = {
         "part": pa.array(part),
         **{
@@ -150,4 +152,9 @@ def _checksums(column: Any, size: int) -> Any:
         return pa.array(np.full(size, -1, np.int64))
     if pa.types.is_integer(column.type):  # Spark has computed them
         return pc.fill_null(column.cast(pa.int64()), -1)
-    return pa.array([-1 if one is None else zlib.crc32(one) for one in column.to_pylist()], pa.int64())
+    column = column.cast(pa.large_binary())
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + size + 1].tolist()
+    whole, crc = memoryview(data or b""), zlib.crc32
+    found = pa.array([crc(whole[a:b]) for a, b in pairwise(ends)], pa.int64())
+    return pc.if_else(column.is_valid(), found, -1)
