@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Final
 
 from bridge.contract import (
     ALERTS_TOPIC,
@@ -33,6 +34,9 @@ from pulsebridge.audit.live.commands import Commands, Emitted, Letter, Receipted
 from pulsebridge.audit.live.log import NumberFields, window
 
 __all__ = ["read_commands", "read_letters", "waits"]
+
+_BEFORE_US: Final = 600_000_000
+"""Time before the window that is read as well: an alert in the window may have its command before it."""
 
 
 def read_letters(
@@ -85,6 +89,7 @@ def read_commands(client: PulsarClient, since_us: int, until_us: int, letters: l
 def _messages(client: PulsarClient, local: str, since_us: int) -> Iterator[tuple[int, Message]]:
     """Yield partition and message from ``since_us`` to now: receipts and letters follow their commands."""
     topic, until_us = client.settings.system_topic(local), time.time_ns() // 1000
+    since_us -= _BEFORE_US
     for number, partition in enumerate(client.partitions(topic)):
         for message in window(client, partition, since_us, until_us):
             yield number, message

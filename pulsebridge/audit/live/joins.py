@@ -183,7 +183,7 @@ def compare_table(
     yield from found.unexpected((in_log < 0) & (in_rows >= 0))
     for side, ids, where in ((rows, joined.ids[1], ""), (quarantine, joined.ids[2], "in quarantine")):
         repeated = _repeats(ids, _column(side, "element"))
-        yield from found.each(Kind.REPEATED, _mask(joined.count, repeated) & (in_log >= 0), partial(_said, where))
+        yield from found.each(Kind.REPEATED, _mask(joined.count, repeated) & (in_log >= 0), partial(_constant, where))
     both = np.flatnonzero((in_log >= 0) & (in_rows >= 0))
     a, b = in_log[both], in_rows[both]
     moved = _wrong_device(log, rows, a, b)
@@ -200,7 +200,7 @@ def compare_table(
         yield found.one(kind, n, f"its time of arrival is {arrival} µs")
 
 
-def _said(text: str, _number: int) -> str:
+def _constant(text: str, _number: int) -> str:
     return text
 
 

@@ -13,10 +13,19 @@ import pyarrow as pa
 from bridge.contract import P_DEVICE, P_INGEST, P_REPLAYED, P_RETAINED, P_RULE, P_TOPIC, P_USER, full_envelope
 from bridge.contract.commands import BEFORE_ALL
 from bridge.errors import ContractError
-from bridge.pulsar.client import EARLIEST, Message, PulsarClient, key_of, our_errors, properties_of, received
+from bridge.pulsar.client import (
+    EARLIEST,
+    Message,
+    PulsarClient,
+    key_of,
+    message_id,
+    our_errors,
+    properties_of,
+    received,
+)
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.topic_end import read_to_end
+from bridge.pulsar.topic_end import ledgers_of, read_to_end
 from bridge.routing.message_fields import MessageField, MissingField, read_fields
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.buckets import SCHEMA
@@ -27,6 +36,7 @@ __all__ = ["NumberFields", "read_partition_window", "window"]
 _BATCH: Final = 20_000
 _QUEUE: Final = 5000
 _SILENT_MS: Final = 200
+_LAST_MS: Final = 5000
 _EMPTY: Final = (b"", b"{}", b"[]", b"null")
 """Payloads without a field: no row of a table is due."""
 
@@ -81,6 +91,8 @@ def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -
             if message.publish_timestamp() * 1000 >= until_us:
                 return
             last = message
+        if last is None and _ends_before(client, partition, since_us):
+            return
         # Only at a silence is the end looked up, which costs more than a message.
         end = BEFORE_ALL if last is None else position_of(last.message_id())
         for message in read_to_end(reader, client.settings, partition, last=end):
@@ -89,6 +101,21 @@ def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -
                 return
     finally:
         close_quietly(reader)
+
+
+def _ends_before(client: PulsarClient, partition: str, since_us: int) -> bool:
+    """Whether the last message of a partition is older than the window. Without it a wait of seconds would show that."""
+    ledgers = ledgers_of(client.settings, partition)
+    if ledgers is None or ledgers.end == BEFORE_ALL:
+        return ledgers is not None
+    end = ledgers.end
+    number = int(partition.rpartition("-partition-")[2]) if "-partition-" in partition else -1
+    reader = client.reader(partition, message_id(number, end.ledger, end.entry, -1), queue=10)
+    try:
+        found = received(reader.read_next, _LAST_MS, f"reading {partition}")
+    finally:
+        close_quietly(reader)
+    return found is not None and found.publish_timestamp() * 1000 < since_us
 
 
 def read_partition_window(

@@ -34,7 +34,7 @@ from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from bridge.settings import PulsarSettings
     from pulsebridge.local.stack import LocalStack
@@ -62,9 +62,33 @@ class World:
         )
         return audit(self.settings, tables, self.since_us, time.time_ns() // 1000, strict=strict)
 
-    def sql(self, statement: str, **tables: str) -> None:
-        named = {name: f"delta.`{self.root / where}`" for name, where in tables.items()}
-        self.spark.sql(statement.format(**named)).collect()
+    def frame(self, table: str, where: str) -> DataFrame:
+        return self.spark.table(f"delta.`{self.root / table}`").where(where)
+
+    def delete(self, table: str, where: str) -> None:
+        self.spark.sql(f"DELETE FROM delta.`{self.root / table}` WHERE {where}").collect()
+
+    def update(self, table: str, change: str, where: str) -> None:
+        self.spark.sql(f"UPDATE delta.`{self.root / table}` SET {change} WHERE {where}").collect()
+
+    def append(self, table: str, where: str, **changes: str) -> None:
+        """Write the first of these rows a second time, with changed columns."""
+        rows = self.frame(table, where).limit(1)
+        for name, change in changes.items():
+            rows = rows.selectExpr("* EXCEPT (" + name + ")", f"{change} AS {name}")
+        rows.select(*self.frame(table, "true").columns).write.format("delta").mode("append").save(
+            str(self.root / table)
+        )
+
+    def message(self, table: str, where: str) -> str:
+        """Return a condition for all rows of the message of the first of these rows."""
+        at = self.frame(table, where).select("_position").collect()[0][0]
+        return f"_position.ledger = {at['ledger']} AND _position.entry = {at['entry']} AND _position.index = {at['index']} AND _position.partition = {at['partition']}"
+
+    def first(self, where: str) -> str:
+        """Return a condition for one alert."""
+        row = self.frame("alerts", where).selectExpr("min(command_id)").collect()[0]
+        return f"command_id = '{row[0]}'"
 
     def send(self, local: str, payload: bytes, key: str, properties: dict[str, str]) -> None:
         client = pulsar.Client(self.settings.pulsar.service_url, logger=quiet())
@@ -209,24 +233,54 @@ def _gap(world: World) -> None:
     client.close()
 
 
-_BRONZE = "get_json_object(CAST(payload AS STRING), '$.n') = '5'"
+def _bronze(n: int) -> str:
+    return f"device = 'd{n}' AND get_json_object(CAST(payload AS STRING), '$.n') = '5'"
+
+
+def _typed(n: int) -> str:
+    return f"device = 'd{n}' AND n = 5"
+
+
+def _reading(n: int) -> str:
+    return f"device = 'd{n}' AND metric = 'n' AND value = 5"
+
+
+_BROKEN = "`table` = 'readings'"
 CHANGES = [
-    Change(Hop.BRONZE, Kind.MISSING, "d0", lambda w: w.sql(f"DELETE FROM {{t}} WHERE device = 'd0' AND {_BRONZE}", t="bronze")),
-    Change(Hop.BRONZE, Kind.REPEATED, "d1", lambda w: w.sql(f"INSERT INTO {{t}} SELECT * FROM {{t}} WHERE device = 'd1' AND {_BRONZE}", t="bronze")),
-    Change(Hop.BRONZE, Kind.ALTERED, "d2", lambda w: w.sql(f"UPDATE {{t}} SET payload = CAST('x' AS BINARY) WHERE device = 'd2' AND {_BRONZE}", t="bronze")),
-    Change(Hop.BRONZE, Kind.ALTERED, "d3", lambda w: w.sql(f"UPDATE {{t}} SET device = 'd99' WHERE device = 'd3' AND {_BRONZE}", t="bronze")),
-    Change(Hop.BRONZE, Kind.REORDERED, "d4", lambda w: w.sql(f"UPDATE {{t}} SET stored_at = stored_at - INTERVAL 1 HOUR WHERE device = 'd4' AND {_BRONZE}", t="bronze")),
-    Change(Hop.BRONZE, Kind.UNEXPECTED, "d13", lambda w: w.sql(f"INSERT INTO {{t}} SELECT * REPLACE (batch_index + 100000 AS batch_index) FROM {{t}} WHERE device = 'd13' AND {_BRONZE}", t="bronze")),
-    Change(Hop.table("climate"), Kind.MISSING, "d6", lambda w: w.sql("DELETE FROM {t} WHERE device = 'd6' AND n = 5", t="climate")),
-    Change(Hop.table("climate"), Kind.REPEATED, "d7", lambda w: w.sql("INSERT INTO {t} SELECT * FROM {t} WHERE device = 'd7' AND n = 5", t="climate")),
-    Change(Hop.table("climate"), Kind.ALTERED, "d8", lambda w: w.sql("UPDATE {t} SET device = 'd98' WHERE device = 'd8' AND n = 5", t="climate")),
-    Change(Hop.table("climate"), Kind.ALTERED, "d9", lambda w: w.sql("UPDATE {t} SET arrival_time = arrival_time - INTERVAL 1 HOUR WHERE device = 'd9' AND n = 5", t="climate")),
-    Change(Hop.table("readings"), Kind.MISSING, "d10", lambda w: w.sql("DELETE FROM {t} WHERE _position IN (SELECT _position FROM {t} WHERE device = 'd10' AND metric = 'n' AND value = 5)", t="readings")),
-    Change(Hop.table("readings"), Kind.REPEATED, "d11", lambda w: w.sql("INSERT INTO {t} SELECT * FROM {t} WHERE device = 'd11' AND metric = 'n' AND value = 5", t="readings")),
-    Change(Hop.table("readings"), Kind.MISSING, "broken", lambda w: w.sql("DELETE FROM {t} WHERE `table` = 'readings' AND _position = (SELECT min(_position) FROM {t})", t="quarantine")),
-    Change(Hop.ALERTS, Kind.MISSING, "d0", lambda w: w.sql("DELETE FROM {t} WHERE to_device = 'd0' AND command_id = (SELECT min(command_id) FROM {t} WHERE to_device = 'd0')", t="alerts")),
-    Change(Hop.ALERTS, Kind.REPEATED, "d1", lambda w: w.sql("INSERT INTO {t} SELECT * FROM {t} WHERE command_id = (SELECT min(command_id) FROM {t} WHERE to_device = 'd1')", t="alerts")),
-    Change(Hop.ALERTS, Kind.UNEXPECTED, "d2", lambda w: w.sql("INSERT INTO {t} SELECT * REPLACE ('forged' AS command_id) FROM {t} WHERE to_device = 'd2' LIMIT 1", t="alerts")),
+    Change(Hop.BRONZE, Kind.MISSING, "d0", lambda w: w.delete("bronze", _bronze(0))),
+    Change(Hop.BRONZE, Kind.REPEATED, "d1", lambda w: w.append("bronze", _bronze(1))),
+    Change(Hop.BRONZE, Kind.ALTERED, "d2", lambda w: w.update("bronze", "payload = CAST('x' AS BINARY)", _bronze(2))),
+    Change(Hop.BRONZE, Kind.ALTERED, "d3", lambda w: w.update("bronze", "device = 'd99'", _bronze(3))),
+    Change(
+        Hop.BRONZE, Kind.REORDERED, "d4",
+        lambda w: w.update("bronze", "stored_at = stored_at - INTERVAL 1 HOUR", _bronze(4)),
+    ),
+    Change(
+        Hop.BRONZE, Kind.UNEXPECTED, "d13",
+        lambda w: w.append("bronze", _bronze(13), batch_index="CAST(batch_index + 100000 AS INT)"),
+    ),
+    Change(Hop.table("climate"), Kind.MISSING, "d6", lambda w: w.delete("climate", _typed(6))),
+    Change(Hop.table("climate"), Kind.REPEATED, "d7", lambda w: w.append("climate", _typed(7))),
+    Change(Hop.table("climate"), Kind.ALTERED, "d8", lambda w: w.update("climate", "device = 'd98'", _typed(8))),
+    Change(
+        Hop.table("climate"), Kind.ALTERED, "d9",
+        lambda w: w.update("climate", "arrival_time = arrival_time - INTERVAL 1 HOUR", _typed(9)),
+    ),
+    Change(
+        Hop.table("readings"), Kind.MISSING, "d10",
+        lambda w: w.delete("readings", w.message("readings", _reading(10))),
+    ),
+    Change(Hop.table("readings"), Kind.REPEATED, "d11", lambda w: w.append("readings", _reading(11))),
+    Change(
+        Hop.table("readings"), Kind.MISSING, "broken",
+        lambda w: w.delete("quarantine", f"{_BROKEN} AND {w.message('quarantine', _BROKEN)}"),
+    ),
+    Change(Hop.ALERTS, Kind.MISSING, "d0", lambda w: w.delete("alerts", w.first("to_device = 'd0'"))),
+    Change(Hop.ALERTS, Kind.REPEATED, "d1", lambda w: w.append("alerts", w.first("to_device = 'd1'"))),
+    Change(
+        Hop.ALERTS, Kind.UNEXPECTED, "d2",
+        lambda w: w.append("alerts", w.first("to_device = 'd2'"), command_id="'forged'"),
+    ),
     Change(Hop.RECEIPTS, Kind.UNEXPECTED, "d1", _lost_command),
     Change(Hop.DEAD_LETTERS, Kind.MISSING, "d2", _rejected),
     Change(Hop.COMMANDS, Kind.MISSING, "d3", _alert_without_command),
