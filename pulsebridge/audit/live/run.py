@@ -95,7 +95,7 @@ def audit(
             report.add(finding)
         report.copy(Hop.DEVICE, numbers.copies)
         commands = command_log.read_commands(client, since_us, until_us, letters)
-        sides = _read_tables(settings, tables, buckets, partitions, report)
+        sides = _read_tables(settings, tables, buckets, partitions, span, report)
         commands.alert_rows = _alert_rows(tables)
         buckets.close()
         for finding in commands.findings(command_log.waits(client, admin), report.copy):
@@ -130,13 +130,16 @@ def _read_log(
 
 
 def _read_tables(
-    settings: Settings, tables: Tables, buckets: Buckets, partitions: Partitions, report: Report
+    settings: Settings, tables: Tables, buckets: Buckets, partitions: Partitions, span: Span, report: Report
 ) -> list[TableSide]:
     sides = table_sides(settings)
     wanted = {**_ROWS, **{side.name: _POSITION for side in sides}}
     lacking = set()
+    # Pulsar's ledgers grow over all topics of a cluster, so older rows are not of the window.
+    oldest = min((first[0] for first, _ in span.ranges.values()), default=0)
     for name, columns in wanted.items():
-        batches = tables.batches(name, columns)
+        ledger = "ledger_id" if name == _BRONZE else "_position.ledger"
+        batches = tables.batches(name, columns, f"{ledger} >= {oldest}")
         if batches is None:
             lacking.add(name)
             if name != _QUARANTINE:
@@ -145,10 +148,6 @@ def _read_tables(
         buckets.rows[name] = 0
         for found in batches:
             found = pa.record_batch(found)  # arro3 of deltalake and pyarrow's own
-            if name != _BRONZE and "_position" not in found.schema.names:
-                report.unseen.append(f"the table {name} has no column _position")
-                lacking.add(name)
-                break
             buckets.write(name, rows_of(found, partitions, "table" if name == _QUARANTINE else ""))
     if _BRONZE in lacking and _BRONZE in settings.streaming.built_in:
         report.add(Finding(Hop.BRONZE, Kind.MISSING, "", report.since_us, "all", "the table does not exist"))

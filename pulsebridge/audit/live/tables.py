@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.contract import base_topic, partition_name
+from bridge.errors import TransientError
 from pulsebridge.audit.live.buckets import SCHEMA
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ _TYPED: Final = ("topic", "partition", "ledger", "entry", "index", "element")
 
 
 class Tables(Protocol):
-    """Reads tables. ``columns`` that a table lacks are left out of the batches."""
+    """Reads tables. ``columns`` that a table lacks are left out of the batches. ``where`` is a condition in SQL."""
 
-    def batches(self, name: str, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch] | None:
+    def batches(self, name: str, columns: tuple[str, ...], where: str = "") -> Iterator[pa.RecordBatch] | None:
         """Yield the rows of a table; None if it does not exist."""
         ...
 
@@ -41,18 +42,21 @@ class DeltaTables:
     def __init__(self, root: str) -> None:
         self._root = root.rstrip("/")
 
-    def batches(self, name: str, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch] | None:
-        """Yield the rows of the table's current version."""
+    def batches(self, name: str, columns: tuple[str, ...], where: str = "") -> Iterator[pa.RecordBatch] | None:
+        """Yield the rows of the table's current version. Raises TransientError if they cannot be read."""
         from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
         folder = f"{self._root}/{name}"
-        if not DeltaTable.is_deltatable(folder if "://" in folder else str(Path(folder).absolute())):
-            return None
-        table = DeltaTable(folder)
-        known = {field.name for field in table.schema().fields}
-        found: Iterator[pa.RecordBatch] = iter(
-            pa.RecordBatchReader.from_stream(table.scan(columns=[c for c in columns if c in known]))
-        )
+        try:
+            if not DeltaTable.is_deltatable(folder if "://" in folder else str(Path(folder).absolute())):
+                return None
+            table = DeltaTable(folder)
+            known = {field.name for field in table.schema().fields}
+            scan = table.scan(columns=[c for c in columns if c in known], predicate=where or None)
+        except DeltaError as e:
+            raise TransientError(f"the table {folder} cannot be read: {e}") from e
+        found: Iterator[pa.RecordBatch] = iter(pa.RecordBatchReader.from_stream(scan))
         return found
 
 
@@ -63,12 +67,12 @@ class SparkTables:
         """``name`` returns how Spark SQL names a table."""
         self._spark, self._name = spark, name
 
-    def batches(self, name: str, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch] | None:
+    def batches(self, name: str, columns: tuple[str, ...], where: str = "") -> Iterator[pa.RecordBatch] | None:
         """Yield the rows of the table, one Spark partition at a time."""
         from pyspark.errors import AnalysisException
 
         try:
-            frame = self._spark.table(self._name(name))
+            frame = self._spark.table(self._name(name)).where(where or "true")
         except AnalysisException:
             return None
         wanted = [f"crc32({c}) AS {c}" if c == "payload" else f"`{c}`" for c in columns if c in frame.columns]

@@ -42,6 +42,14 @@ def test_rows_of_bronze_have_position_times_and_checksum(tmp_path: Path) -> None
     ]
 
 
+def test_a_condition_on_the_ledger_leaves_older_rows_out(tmp_path: Path) -> None:
+    rows = pa.Table.from_batches([typed(*[(TOPIC, 0, n, 0, 0, 0) for n in range(5)])])
+    write_deltalake(str(tmp_path / "climate"), rows)
+    batches = DeltaTables(str(tmp_path)).batches("climate", ("_position", "device"), "_position.ledger >= 3")
+    assert batches is not None
+    assert sum(batch.num_rows for batch in batches) == 2
+
+
 def test_rows_of_other_topics_and_without_a_position_are_left_out() -> None:
     found = rows_of(
         typed((TOPIC, 0, 1, 2, 3, 4), ("persistent://public/p/else", 0, 1, 2, 3, 4), (None, 0, 1, 2, 3, 4),
