@@ -20,7 +20,7 @@ from bridge.settings.tables import Decoding
 from pulsebridge.audit.live import command_log
 from pulsebridge.audit.live.buckets import COUNT, SCHEMA, Buckets
 from pulsebridge.audit.live.commands import Row
-from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report
+from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
 from pulsebridge.audit.live.joins import Span, TableSide, compare_bronze, compare_table
 from pulsebridge.audit.live.log import NumberFields, read_partition_window
 from pulsebridge.audit.live.sequence import Sequences
@@ -33,6 +33,7 @@ __all__ = ["audit", "table_sides"]
 
 _LOG: Final = "Pulsar"
 _BRONZE: Final = "bronze"
+_HOUR_US: Final = 3_600_000_000
 _QUARANTINE: Final = "quarantine"
 _POSITION: Final = ("_position", "device", "arrival_time")
 _ROWS: Final = {
@@ -96,7 +97,7 @@ def audit(
         report.copy(Hop.DEVICE, numbers.copies)
         commands = command_log.read_commands(client, since_us, until_us, letters)
         sides = _read_tables(settings, tables, buckets, partitions, span, report)
-        commands.alert_rows = _alert_rows(tables)
+        commands.alert_rows = _alert_rows(tables, since_us)
         buckets.close()
         for finding in commands.findings(command_log.waits(client, admin), report.copy):
             report.add(finding)
@@ -154,8 +155,11 @@ def _read_tables(
     return [side for side in sides if side.name not in lacking]
 
 
-def _alert_rows(tables: Tables) -> list[Row] | None:
-    batches = tables.batches("alerts", ("command_id", "to_device", "created_at"))
+def _alert_rows(tables: Tables, since_us: int) -> list[Row] | None:
+    """Return the alerts of micro-batches that began in the window, or up to an hour before it."""
+    batches = tables.batches(
+        "alerts", ("command_id", "to_device", "created_at"), f"created_at >= '{when(since_us - _HOUR_US)}'"
+    )
     if batches is None:
         return None
     rows = [row for found in batches for row in pa.record_batch(found).to_pylist()]
