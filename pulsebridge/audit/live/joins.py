@@ -7,17 +7,17 @@ because then Pulsar was read there completely.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from pulsebridge.audit.live.findings import Finding, Hop, Kind
 
-__all__ = ["Span", "TableSide", "compare_bronze", "compare_table"]
+__all__ = ["Lacking", "Span", "TableSide", "compare_bronze", "compare_table"]
 
 _KEY: Final = ("part", "ledger", "entry", "index")
 Position = tuple[int, int, int, int]
@@ -37,7 +37,7 @@ class Span:
     def within(self, position: Position) -> bool:
         """Whether Pulsar was read completely around this position."""
         found = self.ranges.get(position[0])
-        return found is not None and found[0] < position[1:3] < found[1]
+        return found is not None and found[0] <= position[1:3] <= found[1]
 
     def name(self, position: Position) -> str:
         """Return a position for people."""
@@ -53,7 +53,15 @@ class TableSide:
     due: Callable[[str], bool]
     """Whether a message of an MQTT topic must have a row, in the table or in quarantine."""
     keyed: bool = False
-    """Whether the table leaves out repeated messages. Then an equal message with a row explains a missing row."""
+    """Whether the table leaves out messages with the keys of another. Then one of the same content explains a missing row."""
+
+
+class Lacking(NamedTuple):
+    """A message without a row in a keyed table: missing, unless a message of the same content has a row."""
+
+    content: tuple[str, int]
+    """Device and checksum of the payload."""
+    finding: Finding
 
 
 class _Joined:
@@ -155,12 +163,10 @@ def compare_table(
     rows: pa.Table,
     quarantine: pa.Table,
     span: Span,
-    explained: Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]] = lambda _: set(),
-) -> Iterator[Finding]:
+) -> Iterator[Finding | Lacking]:
     """Yield the differences of a table, with its rows in quarantine, and Pulsar.
 
     A due message has rows in the table or in quarantine, each row once; device and arrival are the message's.
-    ``explained`` returns the messages, as device and checksum, that an equal one with a row explains.
     """
     joined = _Joined(log, rows, quarantine)
     in_log, in_rows, in_bad = (joined.row(n) for n in range(3))
@@ -170,16 +176,12 @@ def compare_table(
     due = np.zeros(joined.count, bool)
     if log.num_rows:
         due[joined.ids[0]] = wanted[topics.indices.to_numpy()] & (us >= span.since_us) & (us < span.until_us)
-    lacking = np.flatnonzero(due & (in_rows < 0) & (in_bad < 0))
-    if table.keyed and len(lacking):
-        names, crcs = (
-            log.column("device").take(pa.array(in_log[lacking])).to_pylist(),
-            _column(log, "crc")[in_log[lacking]],
-        )
-        pairs = list(zip(names, crcs.tolist(), strict=True))
-        known = explained(pairs)
-        lacking = lacking[[pair not in known for pair in pairs]]
-    yield from found.each(Kind.MISSING, _mask(joined.count, lacking))
+    lacking = due & (in_rows < 0) & (in_bad < 0)
+    if table.keyed:
+        for n, finding in zip(np.flatnonzero(lacking).tolist(), found.each(Kind.MISSING, lacking), strict=True):
+            yield Lacking((finding.device, int(_column(log, "crc")[in_log[n]])), finding)
+    else:
+        yield from found.each(Kind.MISSING, lacking)
     yield from found.unexpected((in_log < 0) & (in_rows >= 0))
     for side, ids, where in ((rows, joined.ids[1], ""), (quarantine, joined.ids[2], "in quarantine")):
         repeated = _repeats(ids, _column(side, "element"))

@@ -27,18 +27,17 @@ from bridge.pulsar.messages import position_of
 from bridge.pulsar.sending import close_quietly
 from bridge.pulsar.topic_end import ledgers_of, read_to_end
 from bridge.routing.message_fields import MessageField, MissingField, read_fields
+from bridge.routing.templates import Filter, Template
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.buckets import SCHEMA
 from pulsebridge.audit.live.sequence import Sequences
 
-__all__ = ["NumberFields", "read_partition_window", "window"]
+__all__ = ["NumberFields", "has_value", "read_partition_window", "window"]
 
 _BATCH: Final = 20_000
 _QUEUE: Final = 5000
 _SILENT_MS: Final = 200
 _LAST_MS: Final = 5000
-_EMPTY: Final = (b"", b"{}", b"[]", b"null")
-"""Payloads without a field: no row of a table is due."""
 
 
 @lru_cache(maxsize=10_000)
@@ -51,6 +50,23 @@ def _ingest(folded: str) -> tuple[str, str]:
     return full.get(P_DEVICE) or "", full.get(P_RULE) or ""
 
 
+def has_value(payload: bytes) -> bool:
+    """Return whether a payload has a value other than null. Without one no row of a table is due."""
+    if len(payload) > 2 and b"null" not in payload and b"{}" not in payload and b"[]" not in payload:
+        return True
+    try:
+        found = [json.loads(payload)]
+    except (ValueError, RecursionError):
+        return bool(payload.strip())
+    while found:
+        one = found.pop()
+        if isinstance(one, dict | list):
+            found += one.values() if isinstance(one, dict) else one
+        elif one is not None:
+            return True
+    return False
+
+
 class NumberFields:
     """The fields with the device's own number, by route."""
 
@@ -58,8 +74,7 @@ class NumberFields:
         self._fields: dict[str, MessageField] = {}
         for route in routes:
             if route.sequence is not None:
-                kind, _, text = route.sequence.strip("{}").partition(":")
-                self._fields[route.name] = MessageField.parse(kind, text)
+                (self._fields[route.name],) = Template.parse(route.sequence, Filter.parse(route.filter)).fields
 
     def __len__(self) -> int:
         return len(self._fields)
@@ -77,7 +92,7 @@ class NumberFields:
 
 
 def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -> Iterator[Message]:
-    """Yield the messages of a partition that were published within the window, to its end at most.
+    """Yield the messages of a partition from the begin of the window to before its end. Of an entry all are yielded.
 
     Raises TransientError and RefusedError as ``read_to_end``.
     """
@@ -87,18 +102,18 @@ def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -
             reader.seek(max(1, since_us // 1000))
         last = None
         while (message := received(reader.read_next, _SILENT_MS, f"reading {partition}")) is not None:
-            yield message
             if message.publish_timestamp() * 1000 >= until_us:
                 return
+            yield message
             last = message
         if last is None and _ends_before(client, partition, since_us):
             return
         # Only at a silence is the end looked up, which costs more than a message.
         end = BEFORE_ALL if last is None else position_of(last.message_id())
         for message in read_to_end(reader, client.settings, partition, last=end):
-            yield message
             if message.publish_timestamp() * 1000 >= until_us:
                 return
+            yield message
     finally:
         close_quietly(reader)
 
@@ -133,14 +148,15 @@ def read_partition_window(
         payload, properties, at = message.data(), properties_of(message) or {}, message.message_id()
         own, rule = _ingest(properties.get(P_INGEST, ""))
         device, us, crc = properties.get(P_DEVICE, own), message.publish_timestamp() * 1000, zlib.crc32(payload)
-        topic = "" if payload.strip() in _EMPTY else properties.get(P_TOPIC, "")
+        topic = properties.get(P_TOPIC, "") if has_value(payload) else ""
         arrival = message.event_timestamp() * 1000 or -1
         index = max(0, at.batch_index())
         rows.append((number, at.ledger_id(), at.entry_id(), index, 0, us, arrival, device, crc, topic))
-        if fields and us < until_us and P_REPLAYED not in properties and P_RETAINED not in properties:
-            found = fields.number(properties.get(P_RULE, rule), payload, properties)
+        if fields and P_REPLAYED not in properties and P_RETAINED not in properties:
+            rule = properties.get(P_RULE, rule)
+            found = fields.number(rule, payload, properties)
             if found is not None:
-                numbers.take(rule, device or key_of(message) or "", found, us, crc)
+                numbers.take(rule, key_of(message) or device, found, us, crc)
         if len(rows) == _BATCH:
             yield batch(rows)
             rows = []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge.contract import partition_name
 from bridge.pulsar.admin import PulsarAdmin
@@ -21,7 +21,7 @@ from pulsebridge.audit.live import command_log
 from pulsebridge.audit.live.buckets import COUNT, SCHEMA, Buckets
 from pulsebridge.audit.live.commands import Row
 from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
-from pulsebridge.audit.live.joins import Span, TableSide, compare_bronze, compare_table
+from pulsebridge.audit.live.joins import Lacking, Span, TableSide, compare_bronze, compare_table
 from pulsebridge.audit.live.log import NumberFields, read_partition_window
 from pulsebridge.audit.live.sequence import Sequences
 from pulsebridge.audit.live.tables import Partitions, Tables, rows_of
@@ -35,6 +35,8 @@ _LOG: Final = "Pulsar"
 _BRONZE: Final = "bronze"
 _HOUR_US: Final = 3_600_000_000
 _QUARANTINE: Final = "quarantine"
+_MOST_LACKING: Final = 100_000
+"""Messages of a keyed table whose repeats are looked up; more of them would need more memory."""
 _POSITION: Final = ("_position", "device", "arrival_time")
 _ROWS: Final = {
     _BRONZE: (
@@ -54,12 +56,15 @@ _ROWS: Final = {
 
 def table_sides(settings: Settings) -> list[TableSide]:
     """Return the tables that the settings declare, and which messages each must have."""
-    found = [TableSide(one.name, _due(one.decoding), bool(one.keys)) for one in declared_tables(settings)]
+    tables = [(one.name, one.decoding, one.keys) for one in declared_tables(settings)]
     if "readings" in settings.streaming.built_in:
-        decodings = declared_decoders(settings)
-        keyed = any(rule.reading_id for rule in settings.ingest.all_routes) or any(one.id for one in decodings)
-        found.append(TableSide("readings", _due(decodings), keyed))
-    return found
+        tables.append(("readings", declared_decoders(settings), ("_id",)))
+    named = any(rule.reading_id for rule in settings.ingest.all_routes)
+    # Without an id of the device, _id is the position, so no message has the keys of another.
+    return [
+        TableSide(name, _due(of), bool(keys) and ("_id" not in keys or named or any(one.id for one in of)))
+        for name, of, keys in tables
+    ]
 
 
 def _due(decodings: Sequence[Decoding]) -> Callable[[str], bool]:
@@ -90,11 +95,8 @@ def audit(
     ):
         fields = NumberFields(settings.ingest.all_routes)
         letters, explained = command_log.read_letters(client, since_us, fields)
-        numbers, buckets = Sequences(explained), Buckets(Path(folder))
-        span, partitions = _read_log(settings, admin, client, buckets, numbers, fields, since_us, until_us)
-        for finding in numbers.end():
-            report.add(finding)
-        report.copy(Hop.DEVICE, numbers.copies)
+        buckets = Buckets(Path(folder))
+        span, partitions = _read_log(settings, admin, client, buckets, explained, fields, report)
         commands = command_log.read_commands(client, since_us, until_us, letters)
         sides = _read_tables(settings, tables, buckets, partitions, span, report)
         commands.alert_rows = _alert_rows(tables, since_us)
@@ -111,8 +113,8 @@ def audit(
 
 
 def _read_log(
-    settings: Settings, admin: PulsarAdmin, client: PulsarClient, buckets: Buckets, numbers: Sequences,
-    fields: NumberFields, since_us: int, until_us: int,
+    settings: Settings, admin: PulsarAdmin, client: PulsarClient, buckets: Buckets, explained: Set[tuple[str, str, int]],
+    fields: NumberFields, report: Report,
 ) -> tuple[Span, Partitions]:  # fmt: skip
     names = []
     for topic in topics_to_read(settings, admin.topics):
@@ -122,12 +124,16 @@ def _read_log(
     for number, partition in enumerate(names):
         if not admin.exists(partition):
             continue
-        for rows in read_partition_window(client, partition, number, since_us, until_us, fields, numbers):
+        numbers = Sequences(explained)
+        for rows in read_partition_window(client, partition, number, report.since_us, report.until_us, fields, numbers):
             buckets.write(_LOG, rows)
             ledgers, entries = rows.column("ledger"), rows.column("entry")
             first, last = ((ledgers[n].as_py(), entries[n].as_py()) for n in (0, rows.num_rows - 1))
             ranges[number] = ranges.get(number, (first, last))[0], last
-    return Span(since_us, until_us, dict(enumerate(names)), ranges), Partitions(names)
+        for finding in numbers.end():
+            report.add(finding)
+        report.copy(Hop.DEVICE, numbers.copies)
+    return Span(report.since_us, report.until_us, dict(enumerate(names)), ranges), Partitions(names)
 
 
 def _read_tables(
@@ -167,44 +173,39 @@ def _alert_rows(tables: Tables, since_us: int) -> list[Row] | None:
 
 
 def _compare(buckets: Buckets, span: Span, sides: Sequence[TableSide], report: Report) -> None:
+    lacking: dict[str, list[Lacking]] = {}
     for bucket in range(COUNT):
         log, quarantine = buckets.read(_LOG, bucket), buckets.read(_QUARANTINE, bucket)
         if _BRONZE in buckets.rows:
             for finding in compare_bronze(log, buckets.read(_BRONZE, bucket), span):
                 report.add(finding)
         for side in sides:
-            bad = quarantine.filter(
-                pa.array(np.array(quarantine.column("topic").to_pylist(), object) == side.name, pa.bool_())
-            )
-            explained = _explaining(buckets, side)
-            for finding in compare_table(side, log, buckets.read(side.name, bucket), bad, span, explained):
-                report.add(finding)
+            bad = quarantine.filter(pc.equal(quarantine.column("topic"), side.name))
+            for found in compare_table(side, log, buckets.read(side.name, bucket), bad, span):
+                some = lacking.setdefault(side.name, [])
+                if not isinstance(found, Lacking):
+                    report.add(found)
+                elif len(some) < _MOST_LACKING:
+                    some.append(found)
+                else:
+                    report.add(found.finding)
+    for name, some in lacking.items():
+        equal = _with_rows(buckets, name, {one.content for one in some})
+        for one in some:
+            if one.content not in equal:
+                report.add(one.finding)
 
 
-def _explaining(buckets: Buckets, side: TableSide) -> Callable[[Sequence[tuple[str, int]]], set[tuple[str, int]]]:
-    """Return a function: which of these messages, as device and checksum, have an equal one with a row.
-
-    It reads all buckets again, which happens only if a message lacks its row.
-    """
-
-    def explained(wanted: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        keys, found = set(wanted), set()
-        crcs = pa.array(sorted({crc for _, crc in keys}), pa.int64())
-        for bucket in range(COUNT):
-            log = buckets.read(_LOG, bucket)
-            some = log.filter(_is_in(log.column("crc"), crcs))
-            if some.num_rows:
-                rows = {tuple(r.values()) for r in buckets.read(side.name, bucket).select(SCHEMA.names[:4]).to_pylist()}
-                for r in some.to_pylist():
-                    at = r["part"], r["ledger"], r["entry"], r["index"]
-                    if (r["device"], r["crc"]) in keys and at in rows:
-                        found.add((r["device"], r["crc"]))
-        return found
-
-    return explained
-
-
-def _is_in(column: Any, values: pa.Array) -> Any:
-    import pyarrow.compute as pc
-
-    return pc.is_in(column, value_set=values)
+def _with_rows(buckets: Buckets, name: str, wanted: Set[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Return which of these contents, as device and checksum, a message with a row has."""
+    found = set()
+    crcs = pa.array(sorted({crc for _, crc in wanted}), pa.int64())
+    for bucket in range(COUNT):
+        log = buckets.read(_LOG, bucket)
+        some = log.filter(pc.is_in(log.column("crc"), value_set=crcs))
+        if some.num_rows:
+            rows = {tuple(r.values()) for r in buckets.read(name, bucket).select(SCHEMA.names[:4]).to_pylist()}
+            for r in some.to_pylist():
+                if (r["part"], r["ledger"], r["entry"], r["index"]) in rows:
+                    found.add((r["device"], r["crc"]))
+    return found & wanted

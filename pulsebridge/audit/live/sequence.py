@@ -18,7 +18,7 @@ __all__ = ["MOST_GAPS", "RECENT", "RESTART", "Sequences"]
 
 RESTART: Final = 1
 MOST_GAPS: Final = 1000
-RECENT: Final = 128
+RECENT: Final = 32
 """Numbers of a device whose content is remembered, to recognize copies."""
 
 
@@ -32,17 +32,17 @@ class _Device:
 
 
 class Sequences:
-    """The numbers of all devices, in the order of the log."""
+    """The numbers of the devices of one partition, in its order."""
 
     def __init__(self, explained: Set[tuple[str, str, int]] = frozenset()) -> None:
-        """``explained``: stream, device and number of dead letters, which are not missing."""
+        """``explained``: route, device and number of dead letters, which are not missing."""
         self._explained = explained
         self._devices: dict[tuple[str, str], _Device] = {}
         self.copies = 0
         self.found: list[Finding] = []
 
     def take(self, stream: str, device: str, number: int, us: int, crc: int) -> None:
-        """Take the next message of a device. ``stream`` names the count, if a device has several."""
+        """Take the next message of a device; ``stream`` is its route."""
         state = self._devices.get((stream, device))
         if state is None:
             state = self._devices[stream, device] = _Device(number, us)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pulsebridge.audit.live.buckets import SCHEMA
 from pulsebridge.audit.live.findings import Finding, Hop, Kind
-from pulsebridge.audit.live.joins import Span, TableSide, compare_bronze, compare_table
+from pulsebridge.audit.live.joins import Lacking, Span, TableSide, compare_bronze, compare_table
 
 SPAN = Span(0, 10_000, {0: "persistent://public/p/fleet-partition-0"}, {0: ((1, 0), (1, 1000))})
 TABLE = TableSide("climate", lambda topic: topic == "t")
@@ -31,7 +31,8 @@ def bronze(log: Sequence[Any], rows: Sequence[Any]) -> list[tuple[str, str]]:
 
 
 def typed(log: Sequence[Any], rows: Sequence[Any], bad: Sequence[Any] = (), side: TableSide = TABLE) -> list[Any]:
-    return [short(f) for f in compare_table(side, table(log), table(rows), table(bad), SPAN)]
+    found = compare_table(side, table(log), table(rows), table(bad), SPAN)
+    return [short(f) for f in found if isinstance(f, Finding)]
 
 
 def short(finding: Finding) -> tuple[str, str]:
@@ -58,7 +59,7 @@ def test_each_difference_of_bronze_is_named_with_its_position() -> None:
 
 
 def test_rows_outside_of_the_read_range_and_messages_outside_of_the_window_are_not_compared() -> None:
-    assert bronze(LOG, [*LOG, row(1001), row(0)]) == []
+    assert bronze(LOG, [*LOG, row(1001), row(-1)]) == []
     assert bronze([*LOG, row(20, us=10_000)], LOG) == []
     assert typed([*LOG, row(20, us=10_000)], LOG) == []
 
@@ -77,12 +78,11 @@ def test_each_difference_of_a_table_is_named_with_its_position() -> None:
     assert typed([*LOG, row(9, topic="other")], LOG) == []
 
 
-def test_an_equal_message_explains_a_missing_row_only_where_the_table_leaves_repeats_out() -> None:
-    def find(side: TableSide) -> list[Finding]:
-        return list(compare_table(side, table(LOG), table(LOG[1:]), table([]), SPAN, lambda wanted: set(wanted)))
-
-    assert [f.kind for f in find(TABLE)] == [Kind.MISSING]
-    assert find(TableSide("climate", TABLE.due, keyed=True)) == []
+def test_a_message_without_a_row_of_a_keyed_table_is_returned_with_its_content() -> None:
+    (found,) = compare_table(TableSide("climate", TABLE.due, keyed=True), table(LOG), table(LOG[1:]), table([]), SPAN)
+    assert isinstance(found, Lacking)
+    assert found.content == ("d", 7)
+    assert short(found.finding) == (Kind.MISSING, "1")
 
 
 def test_a_finding_has_hop_device_and_time() -> None:

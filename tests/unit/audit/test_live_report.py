@@ -11,7 +11,7 @@ import pytest
 from bridge.settings import Settings
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
-from pulsebridge.audit.live.log import NumberFields
+from pulsebridge.audit.live.log import NumberFields, has_value
 from pulsebridge.audit.live.metrics import write_metrics
 from pulsebridge.audit.live.run import table_sides
 
@@ -83,4 +83,19 @@ def test_messages_that_may_give_no_row_are_not_due() -> None:
     assert {name for name, side in sides.items() if side.due("a/b")} == {"all", "readings"}
     assert {name for name, side in sides.items() if side.due("b")} == {"readings"}
     assert not any(side.due("") for side in sides.values())
-    assert {name for name, side in sides.items() if side.keyed} == {"all"}
+    assert not any(side.keyed for side in sides.values())
+    routes = [{"name": "r", "filter": "a/#", "reading_id": "{json:$.id}"}]
+    settings = Settings.model_validate({"streaming": {"tables": tables}, "ingest": {"routes": routes}})
+    assert {side.name for side in table_sides(settings) if side.keyed} == {"all", "readings"}
+
+
+@pytest.mark.parametrize("payload", [b"", b" ", b"{}", b"[]", b"null", b'{"a": null, "b": [{}]}'])
+def test_a_payload_without_a_value_needs_no_row(payload: bytes) -> None:
+    assert not has_value(payload)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"1", b"on", b'{"a":1}', b'{"a": null, "b": 0}', b'{"a": null', b"\xff", b"[" * 9999 + b"null"]
+)
+def test_a_payload_with_a_value_or_a_fault_needs_one(payload: bytes) -> None:
+    assert has_value(payload)
