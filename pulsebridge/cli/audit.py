@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from pulsebridge.output.text import json_text, text_of
 if TYPE_CHECKING:
     from bridge.settings import Settings
     from pulsebridge.audit.live.findings import Report
-    from pulsebridge.audit.live.tables import Tables
+    from pulsebridge.audit.live.on_disk import Store
 
 __all__ = ["audit"]
 
@@ -66,8 +67,8 @@ def audit(
     since_us = _time("--since", since) if since else until_us - _DAY_US
     if since_us >= until_us:
         raise ConfigError("the audit's begin is not before its end", remedy="check --since, --until and --settle")
-    with _tables(settings, spark) as tables:
-        report = run.audit(settings, tables, since_us, until_us, strict=strict, most=most)
+    with _store(settings, spark) as store:
+        report = run.audit(settings, store, since_us, until_us, strict=strict, most=most)
     if metrics is not None:
         write_metrics(metrics, report, now / 1e6)
     typer.echo(json_text(report.as_dict(), indent=2) if as_json else text_of(_lines(report)))
@@ -101,19 +102,25 @@ def _time(option: str, text: str) -> int:
 
 
 @contextmanager
-def _tables(settings: Settings, spark: bool) -> Iterator[Tables]:
-    from pulsebridge.audit.live.tables import DeltaTables, SparkTables
-
+def _store(settings: Settings, spark: bool) -> Iterator[Store]:
     streaming = settings.streaming
     if spark:
-        from pulsebridge.cli.tables import job_of
+        from pulsebridge.audit.live.on_spark import OnSpark
+        from pulsebridge.spark_session import job_session
+        from streaming.tables import table_of
 
-        with job_of(settings) as job:
-            yield SparkTables(job.spark, lambda name: job.reader.table(name).sql)
+        session = job_session(settings)
+        try:
+            yield OnSpark(session, lambda name: table_of(name, streaming).sql)
+        finally:
+            session.stop()
     elif streaming.schema_name:
         raise ConfigError("the tables have a schema, which only Spark can look up", remedy="add --spark")
     else:
-        yield DeltaTables(streaming.root)
+        from pulsebridge.audit.live.on_disk import OnDisk
+
+        with tempfile.TemporaryDirectory(prefix="pulsebridge-audit-") as folder:
+            yield OnDisk(streaming.root, Path(folder))
 
 
 def _lines(report: Report) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rows of all records in files on disk, divided by position, so that an audit needs the memory of one bucket only.
+"""The rows that an audit compares, divided by position into buckets, so that it needs the memory of one bucket only.
 
 A position is in the same bucket in all records. A bucket has blocks of successive entries of a partition.
 """
@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["COUNT", "SCHEMA", "Buckets"]
+__all__ = ["COUNT", "SCHEMA", "Buckets", "bucket_of"]
 
 COUNT: Final = 64
+"""Number of buckets on disk."""
 _BLOCK: Final = 10
 """Entries of a block, as a power of two."""
 SCHEMA: Final = pa.schema(
@@ -32,6 +33,12 @@ SCHEMA: Final = pa.schema(
 )
 
 
+def bucket_of(rows: pa.RecordBatch, count: int) -> Any:
+    """Return the bucket of each row, from 0 to ``count`` - 1."""
+    part, ledger, entry = (rows.column(n).to_numpy() for n in (0, 1, 2))
+    return (part.astype(np.int64) * 7919 + ledger * 31 + (entry >> _BLOCK)) % count
+
+
 class Buckets:
     """A folder with a file for each record and bucket. Write all rows, then ``read`` each bucket."""
 
@@ -43,8 +50,7 @@ class Buckets:
     def write(self, record: str, rows: pa.RecordBatch) -> None:
         """Add rows of ``SCHEMA`` to a record."""
         self.rows[record] = self.rows.get(record, 0) + rows.num_rows
-        part, ledger, entry = (rows.column(n).to_numpy() for n in (0, 1, 2))
-        number = (part.astype(np.int64) * 7919 + ledger * 31 + (entry >> _BLOCK)) % COUNT
+        number = bucket_of(rows, COUNT)
         order = np.argsort(number, kind="stable")
         ends = np.searchsorted(number[order], np.arange(COUNT + 1))
         rows = rows.take(pa.array(order))

@@ -7,18 +7,33 @@ because then Pulsar was read there completely.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pulsebridge.audit.live.buckets import SCHEMA
 from pulsebridge.audit.live.findings import Finding, Hop, Kind
 
-__all__ = ["Lacking", "Span", "TableSide", "compare_bronze", "compare_table"]
+__all__ = [
+    "BRONZE",
+    "LOG",
+    "QUARANTINE",
+    "Lacking",
+    "Span",
+    "TableSide",
+    "compare_bronze",
+    "compare_bucket",
+    "compare_table",
+]
 
+LOG: Final = "Pulsar"
+BRONZE: Final = "bronze"
+QUARANTINE: Final = "quarantine"
 _KEY: Final = ("part", "ledger", "entry", "index")
 Position = tuple[int, int, int, int]
 
@@ -62,6 +77,21 @@ class Lacking(NamedTuple):
     content: tuple[str, int]
     """Device and checksum of the payload."""
     finding: Finding
+
+
+def compare_bucket(
+    records: Mapping[str, pa.Table], sides: Sequence[TableSide], span: Span, *, bronze: bool
+) -> Iterator[tuple[str, Finding | Lacking]]:
+    """Yield (table, difference) of one bucket. ``records``: rows of a bucket by record, those without rows left out."""
+    none = SCHEMA.empty_table()
+    log, quarantine = records.get(LOG, none), records.get(QUARANTINE, none)
+    if bronze:
+        for finding in compare_bronze(log, records.get(BRONZE, none), span):
+            yield BRONZE, finding
+    for side in sides:
+        bad = quarantine.filter(pc.equal(quarantine.column("topic"), side.name))
+        for found in compare_table(side, log, records.get(side.name, none), bad, span):
+            yield side.name, found
 
 
 class _Joined:
@@ -136,8 +166,6 @@ def _differ(left: pa.Table, right: pa.Table, a: Any, b: Any, name: str, unknown:
 
 
 def _wrong_device(left: pa.Table, right: pa.Table, a: Any, b: Any) -> Any:
-    import pyarrow.compute as pc
-
     one, two = left.column("device").take(pa.array(a)), right.column("device").take(pa.array(b))
     known = pc.and_(pc.not_equal(one, ""), pc.not_equal(two, ""))
     return pc.and_(known, pc.not_equal(one, two)).to_numpy().astype(bool)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -32,7 +33,10 @@ from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.buckets import SCHEMA
 from pulsebridge.audit.live.sequence import Sequences
 
-__all__ = ["NumberFields", "has_value", "read_partition_window", "window"]
+if TYPE_CHECKING:
+    from bridge.settings import PulsarSettings
+
+__all__ = ["LogReader", "NumberFields", "has_value", "window"]
 
 _BATCH: Final = 20_000
 _QUEUE: Final = 5000
@@ -133,35 +137,38 @@ def _ends_before(client: PulsarClient, partition: str, since_us: int) -> bool:
     return found is not None and found.publish_timestamp() * 1000 < since_us
 
 
-def read_partition_window(
-    client: PulsarClient,
-    partition: str,
-    number: int,
-    since_us: int,
-    until_us: int,
-    fields: NumberFields,
-    numbers: Sequences,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition for ``Buckets``, in its order, and pass the devices' own numbers to ``numbers``."""
-    rows: list[tuple[Any, ...]] = []
-    for message in window(client, partition, since_us, until_us):
-        payload, properties, at = message.data(), properties_of(message) or {}, message.message_id()
-        own, rule = _ingest(properties.get(P_INGEST, ""))
-        device, us, crc = properties.get(P_DEVICE, own), message.publish_timestamp() * 1000, zlib.crc32(payload)
-        topic = properties.get(P_TOPIC, "") if has_value(payload) else ""
-        arrival = message.event_timestamp() * 1000 or -1
-        index = max(0, at.batch_index())
-        rows.append((number, at.ledger_id(), at.entry_id(), index, 0, us, arrival, device, crc, topic))
-        if fields and P_REPLAYED not in properties and P_RETAINED not in properties:
-            rule = properties.get(P_RULE, rule)
-            found = fields.number(rule, payload, properties)
-            if found is not None:
-                numbers.take(rule, key_of(message) or device, found, us, crc)
-        if len(rows) == _BATCH:
+@dataclass(frozen=True)
+class LogReader:
+    """Reads the window of a partition. Spark's tasks get a copy."""
+
+    pulsar: PulsarSettings
+    fields: NumberFields
+    explained: frozenset[tuple[str, str, int]]
+    """Route, device and number of dead letters."""
+    since_us: int
+    until_us: int
+
+    def rows(self, client: PulsarClient, partition: str, number: int, numbers: Sequences) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the partition with this number, in its order. ``numbers`` gets the devices' own numbers."""
+        rows: list[tuple[Any, ...]] = []
+        for message in window(client, partition, self.since_us, self.until_us):
+            payload, properties, at = message.data(), properties_of(message) or {}, message.message_id()
+            own, rule = _ingest(properties.get(P_INGEST, ""))
+            device, us, crc = properties.get(P_DEVICE, own), message.publish_timestamp() * 1000, zlib.crc32(payload)
+            topic = properties.get(P_TOPIC, "") if has_value(payload) else ""
+            arrival = message.event_timestamp() * 1000 or -1
+            index = max(0, at.batch_index())
+            rows.append((number, at.ledger_id(), at.entry_id(), index, 0, us, arrival, device, crc, topic))
+            if self.fields and P_REPLAYED not in properties and P_RETAINED not in properties:
+                rule = properties.get(P_RULE, rule)
+                found = self.fields.number(rule, payload, properties)
+                if found is not None:
+                    numbers.take(rule, key_of(message) or device, found, us, crc)
+            if len(rows) == _BATCH:
+                yield batch(rows)
+                rows = []
+        if rows:
             yield batch(rows)
-            rows = []
-    if rows:
-        yield batch(rows)
 
 
 def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

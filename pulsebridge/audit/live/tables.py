@@ -1,91 +1,22 @@
-"""Reads the tables' rows as Arrow batches: with deltalake, or with Spark for tables that only Spark can read.
-
-Both give the same columns, so the comparisons do not know which one reads.
-"""
+"""Converts rows of bronze, of typed tables and of quarantine to the form that is compared."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
 from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from bridge.contract import base_topic, partition_name
-from bridge.errors import TransientError
 from pulsebridge.audit.live.buckets import SCHEMA
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["DeltaTables", "Partitions", "SparkTables", "Tables", "rows_of"]
+__all__ = ["Partitions", "rows_of"]
 
 _BRONZE: Final = ("__topic", "partition", "ledger_id", "entry_id", "batch_index")
 _TYPED: Final = ("topic", "partition", "ledger", "entry", "index", "element")
-
-
-class Tables(Protocol):
-    """Reads tables. ``columns`` that a table lacks are left out of the batches. ``where`` is a condition in SQL."""
-
-    def batches(self, name: str, columns: tuple[str, ...], where: str = "") -> Iterator[pa.RecordBatch] | None:
-        """Yield the rows of a table; None if it does not exist."""
-        ...
-
-
-class DeltaTables:
-    """Tables that are folders below a root, read by deltalake without Spark."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
-
-    def batches(self, name: str, columns: tuple[str, ...], where: str = "") -> Iterator[pa.RecordBatch] | None:
-        """Yield the rows of the table's current version. Raises TransientError if they cannot be read."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-
-        folder = f"{self._root}/{name}"
-        try:
-            if not DeltaTable.is_deltatable(folder if "://" in folder else str(Path(folder).absolute())):
-                return None
-            table = DeltaTable(folder)
-            known = {field.name for field in table.schema().fields}
-            scan = table.scan(columns=[c for c in columns if c in known], predicate=where or None)
-        except DeltaError as e:
-            raise TransientError(f"the table {folder} cannot be read: {e}") from e
-        found: Iterator[pa.RecordBatch] = iter(pa.RecordBatchReader.from_stream(scan))
-        return found
-
-
-class SparkTables:
-    """Tables by name or path, read by Spark: payloads stay there, only their checksums come here."""
-
-    def __init__(self, spark: SparkSession, name: Callable[[str], str]) -> None:
-        """``name`` returns how Spark SQL names a table."""
-        self._spark, self._name = spark, name
-
-    def batches(self, name: str, columns: tuple[str, ...], where: str = "") -> Iterator[pa.RecordBatch] | None:
-        """Yield the rows of the table, one Spark partition at a time."""
-        from pyspark.errors import AnalysisException
-
-        try:
-            frame = self._spark.table(self._name(name)).where(where or "true")
-        except AnalysisException:
-            return None
-        wanted = [f"crc32({c}) AS {c}" if c == "payload" else f"`{c}`" for c in columns if c in frame.columns]
-        return self._parts(frame.selectExpr(*wanted))
-
-    @staticmethod
-    def _parts(frame: Any) -> Iterator[pa.RecordBatch]:
-        parts = frame.selectExpr("*", "spark_partition_id() AS _part").persist()
-        try:
-            for row in sorted(parts.select("_part").distinct().collect()):
-                yield from parts.where(f"_part = {row[0]}").drop("_part").toArrow().to_batches()
-        finally:
-            parts.unpersist()
 
 
 class Partitions:
@@ -102,7 +33,7 @@ class Partitions:
 
 
 def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> pa.RecordBatch:
-    """Return the rows of bronze, of a typed table or of quarantine in the form of ``Buckets``.
+    """Return rows in the form of ``SCHEMA``.
 
     ``label`` names a column whose text goes into ``topic``.
     """

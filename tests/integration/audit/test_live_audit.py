@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pulsebridge.audit.live.findings import Hop, Kind, Report
+from pulsebridge.audit.live.on_disk import OnDisk, Store
+from pulsebridge.audit.live.on_spark import OnSpark
 from pulsebridge.audit.live.run import audit
-from pulsebridge.audit.live.tables import DeltaTables, SparkTables
 from tests.support.audited import CHANGES, DEVICES, EACH, FOLLOWING, World, deployment
+from tests.support.folders import own_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,12 +25,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
 
 def audited(world: World, *, strict: bool = False, with_spark: bool = False) -> Report:
-    tables = (
-        SparkTables(world.spark, lambda name: f"delta.`{world.root / name}`")
-        if with_spark
-        else DeltaTables(str(world.root))
-    )
-    return audit(world.settings, tables, world.since_us, time.time_ns() // 1000, strict=strict)
+    with own_folder("audit") as folder:
+        store: Store = OnDisk(str(world.root), folder)
+        if with_spark:
+            store = OnSpark(world.spark, lambda name: f"delta.`{world.root / name}`")
+        return audit(world.settings, store, world.since_us, time.time_ns() // 1000, strict=strict)
 
 
 @pytest.mark.chaos

@@ -8,7 +8,8 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from pulsebridge.audit.live.buckets import COUNT, Buckets
-from pulsebridge.audit.live.tables import DeltaTables, Partitions, rows_of
+from pulsebridge.audit.live.on_disk import OnDisk
+from pulsebridge.audit.live.tables import Partitions, rows_of
 
 TOPIC = "persistent://public/p/fleet"
 AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -31,11 +32,11 @@ def test_rows_of_bronze_have_position_times_and_checksum(tmp_path: Path) -> None
         }
     )  # fmt: skip
     write_deltalake(str(tmp_path / "bronze"), rows)
-    tables = DeltaTables(str(tmp_path))
-    assert tables.batches("none", ("a",)) is None
-    batches = tables.batches("bronze", tuple(n for n in rows.column_names if n != "other"))
+    store = OnDisk(str(tmp_path), tmp_path)
+    assert store.batches("none", ("a",), "true") is None
+    batches = store.batches("bronze", tuple(n for n in rows.column_names if n != "other"), "true")
     assert batches is not None
-    found = [tuple(r.values()) for b in batches for r in rows_of(pa.record_batch(b), PARTS).to_pylist()]
+    found = [tuple(r.values()) for b in batches for r in rows_of(b, PARTS).to_pylist()]
     assert sorted(found) == [
         (1, 5, 6, 2, 0, US, US, "d", zlib.crc32(b"abc"), ""),
         (1, 5, 7, 0, 0, US, -1, "", -1, ""),
@@ -45,7 +46,7 @@ def test_rows_of_bronze_have_position_times_and_checksum(tmp_path: Path) -> None
 def test_a_condition_on_the_ledger_leaves_older_rows_out(tmp_path: Path) -> None:
     rows = pa.Table.from_batches([typed(*[(TOPIC, 0, n, 0, 0, 0) for n in range(5)])])
     write_deltalake(str(tmp_path / "climate"), rows)
-    batches = DeltaTables(str(tmp_path)).batches("climate", ("_position", "device"), "_position.ledger >= 3")
+    batches = OnDisk(str(tmp_path), tmp_path).batches("climate", ("_position", "device"), "_position.ledger >= 3")
     assert batches is not None
     assert sum(batch.num_rows for batch in batches) == 2
 
