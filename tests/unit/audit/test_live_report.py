@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.settings import Settings
 from bridge.settings.rules import TopicRule
@@ -77,16 +81,16 @@ def test_messages_that_may_give_no_row_are_not_due() -> None:
         {"name": "all", "decoding": {"filter": "a/#", "fields": "n bigint"}},
         {"name": "some", "keys": [], "decoding": {"filter": "a/#", "fields": "n bigint", "where": "n > 1"}},
     ]
-    settings = Settings.model_validate({"streaming": {"tables": tables}})
-    sides = {side.name: side for side in table_sides(settings)}
+    read = Settings.model_validate({"streaming": {"tables": tables}})
+    sides = {side.name: side for side in table_sides(read)}
     assert sides.keys() == {"all", "some", "readings"}
     assert {name for name, side in sides.items() if side.due("a/b")} == {"all", "readings"}
     assert {name for name, side in sides.items() if side.due("b")} == {"readings"}
     assert not any(side.due("") for side in sides.values())
     assert not any(side.keyed for side in sides.values())
     routes = [{"name": "r", "filter": "a/#", "reading_id": "{json:$.id}"}]
-    settings = Settings.model_validate({"streaming": {"tables": tables}, "ingest": {"routes": routes}})
-    assert {side.name for side in table_sides(settings) if side.keyed} == {"all", "readings"}
+    read = Settings.model_validate({"streaming": {"tables": tables}, "ingest": {"routes": routes}})
+    assert {side.name for side in table_sides(read) if side.keyed} == {"all", "readings"}
 
 
 @pytest.mark.parametrize("payload", [b"", b" ", b"{}", b"[]", b"null", b'{"a": null, "b": [{}]}'])
@@ -99,3 +103,23 @@ def test_a_payload_without_a_value_needs_no_row(payload: bytes) -> None:
 )
 def test_a_payload_with_a_value_or_a_fault_needs_one(payload: bytes) -> None:
     assert has_value(payload)
+
+
+TEXT = st.text('n"\\{}:,1 ä', max_size=4)
+VALUES = st.recursive(
+    st.none() | st.integers(-5, 10**20) | st.floats(allow_nan=False) | TEXT | st.booleans(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT | st.just("n"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(TEXT | st.just("n"), VALUES, max_size=3), st.sampled_from([(",", ":"), (", ", " : ")]))
+def test_the_number_is_that_of_the_parsed_payload(body: dict[str, Any], separators: tuple[str, str]) -> None:
+    fields = NumberFields([TopicRule(name="r", filter="a/+device", sequence="{json:$.n}")])
+    number = body.get("n")
+    try:
+        wanted = None if isinstance(number, bool | None) else int(str(number))
+    except ValueError:
+        wanted = None
+    assert fields.number("r", json.dumps(body, separators=separators).encode(), {}) == wanted
