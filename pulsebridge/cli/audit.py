@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,6 +14,7 @@ import typer
 
 from bridge.errors import ConfigError
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.cli.tables import moment
 from pulsebridge.output.text import json_text, text_of
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def audit(
 
     settings = settings_from(config, sets)
     now = time.time_ns() // 1000
-    until_us = _time("--until", until) if until else now - round(settle * 1e6)
-    since_us = _time("--since", since) if since else until_us - _DAY_US
+    until_us = _us(until) if until else now - round(settle * 1e6)
+    since_us = _us(since) if since else until_us - _DAY_US
     if since_us >= until_us:
         raise ConfigError("the audit's begin is not before its end", remedy="check --since, --until and --settle")
     with _store(settings, spark) as store:
@@ -93,12 +94,8 @@ def _audit_run(folder: Path, *, live: bool, as_json: bool) -> int:
     return 0 if verdict.passed else 1
 
 
-def _time(option: str, text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as e:
-        raise ConfigError(f"{option} {text}: not a time", remedy="write it as 2026-01-01T00:00") from e
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp() * 1e6)
+def _us(text: str) -> int:
+    return round(datetime.fromisoformat(moment(text)).timestamp() * 1e6)
 
 
 @contextmanager

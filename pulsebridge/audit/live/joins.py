@@ -8,7 +8,7 @@ because then Pulsar was read there completely.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -214,20 +214,23 @@ def compare_table(
     for side, ids, where in ((rows, joined.ids[1], ""), (quarantine, joined.ids[2], "in quarantine")):
         repeated = _repeats(ids, _column(side, "element"))
         yield from found.each(Kind.REPEATED, _mask(joined.count, repeated) & (in_log >= 0), partial(_constant, where))
-    both = np.flatnonzero((in_log >= 0) & (in_rows >= 0))
-    a, b = in_log[both], in_rows[both]
-    moved = _wrong_device(log, rows, a, b)
-    yield from found.each(
-        Kind.ALTERED, _mask(joined.count, both[moved]), lambda n: f"device is {found.device_of_row(n)}"
-    )
+    yield from _altered_rows(log, rows, joined, found)
+
+
+def _altered_rows(log: pa.Table, rows: pa.Table, joined: _Joined, found: _Found) -> Iterator[Finding]:
+    """Yield each row with another device or another time of arrival than its message."""
+    ids, devices, arrivals = joined.ids[1], rows.column("device"), _column(rows, "arrival")
+    b = np.flatnonzero(joined.row(0)[ids] >= 0)
+    a = joined.row(0)[ids[b]]
+    for row in b[_wrong_device(log, rows, a, b)].tolist():
+        yield found.one(Kind.ALTERED, ids[row], f"device is {devices[row]}")
+    other = b[_differ(log, rows, a, b, "arrival", -1)].tolist()
     # Positions of two messages were exchanged: each row has the arrival of another message.
-    other = _differ(log, rows, a, b, "arrival", -1)
-    theirs = {(d, t) for d, t in zip(log.column("device").to_pylist(), _column(log, "arrival").tolist(), strict=True)} if other.any() else set()  # fmt: skip
-    for n in both[other].tolist():
-        arrival = int(_column(rows, "arrival")[in_rows[n]])
-        device = log.column("device")[int(in_log[n])].as_py()
-        kind = Kind.REORDERED if (device, arrival) in theirs else Kind.ALTERED
-        yield found.one(kind, n, f"its time of arrival is {arrival} µs")
+    sent = zip(log.column("device").to_pylist(), _column(log, "arrival").tolist(), strict=True) if other else ()
+    theirs = set(sent)
+    for row in other:
+        finding = found.one(Kind.ALTERED, ids[row], f"its time of arrival is {arrivals[row]} µs")
+        yield replace(finding, kind=Kind.REORDERED) if (finding.device, arrivals[row]) in theirs else finding
 
 
 def _constant(text: str, _number: int) -> str:

@@ -73,6 +73,7 @@ def test_each_difference_of_a_table_is_named_with_its_position() -> None:
     assert typed(LOG, [*LOG, row(70)]) == [(Kind.UNEXPECTED, "70")]
     assert typed(LOG, [*LOG[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
     assert typed(LOG, [*LOG[:-1], row(8, arrival=5000)]) == [(Kind.ALTERED, "8")]
+    assert typed(LOG, [*LOG, row(8, "e", element=1)]) == [(Kind.ALTERED, "8")]
     exchanged = [row(7, arrival=8), row(8, arrival=7)]
     assert typed(LOG, [*LOG[:-2], *exchanged]) == [(Kind.REORDERED, "7"), (Kind.REORDERED, "8")]
     assert typed([*LOG, row(9, topic="other")], LOG) == []

@@ -23,7 +23,7 @@ from pulsebridge.audit.live.run import table_sides
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--since", "soon"], "--since soon: not a time"),
+        (["--since", "soon"], "'soon' is not a time"),
         (["--since", "2026-01-02", "--until", "2026-01-01"], "not before its end"),
         (["--set", "streaming.schema_name=main.plant"], "add --spark"),
     ],
