@@ -75,7 +75,7 @@ class OnDisk:
 
     def read_log(self, reader: LogReader, client: PulsarClient, partitions: Sequence[str]) -> Log:
         """Read the partitions one after the other."""
-        log = Log({}, [], 0)
+        log, self._rows.rows[LOG] = Log({}, [], 0), 0
         for number, partition in enumerate(partitions):
             numbers = Sequences(reader.explained)
             for rows in reader.rows(client, partition, number, numbers):
