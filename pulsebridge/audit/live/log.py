@@ -163,6 +163,7 @@ class LogReader:
     def rows(self, client: PulsarClient, partition: str, number: int, numbers: Sequences) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the partition with this number, in its order. ``numbers`` gets the devices' own numbers."""
         rows: list[tuple[Any, ...]] = []
+        numbered = bool(self.fields)
         for message in window(client, partition, self.since_us, self.until_us):
             payload, properties, at = message.data(), properties_of(message) or {}, message.message_id()
             own, rule = _ingest(properties.get(P_INGEST, ""))
@@ -171,7 +172,7 @@ class LogReader:
             arrival = message.event_timestamp() * 1000 or -1
             index = max(0, at.batch_index())
             rows.append((number, at.ledger_id(), at.entry_id(), index, 0, us, arrival, device, crc, topic))
-            if self.fields and P_REPLAYED not in properties and P_RETAINED not in properties:
+            if numbered and P_REPLAYED not in properties and P_RETAINED not in properties:
                 rule = properties.get(P_RULE, rule)
                 found = self.fields.number(rule, payload, properties)
                 if found is not None:
