@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +60,6 @@ class Reader(LogReader):
     """Messages without Pulsar. The device of the second partition left out its number 5."""
 
     def rows(self, client: PulsarClient, partition: str, number: int, numbers: Sequences) -> Iterator[pa.RecordBatch]:
-        import zlib
-
         found: list[tuple[Any, ...]] = []
         for n, (ledger, entry) in enumerate(of_partition(number)):
             # The first message is a copy of the last one.
@@ -75,6 +75,9 @@ def differences(store: Store, span: Span) -> list[tuple[str, Finding | Lacking]]
 
 
 def test_both_stores_find_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module
     root, folder = tmp_path / "lakehouse", tmp_path / "rows"
     folder.mkdir()
     write_tables(root)
