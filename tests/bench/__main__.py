@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import idle, ingest, loop, notebook, outage, push, push_parked, silver, source, spark_settings
+from tests.bench import audit, idle, ingest, loop, notebook, outage, push, push_parked, silver, source, spark_settings
 from tests.bench.results import Figure, show, write
 
 GROUPS = {
@@ -19,6 +19,7 @@ GROUPS = {
     "silver": silver.measure,
     "settings": spark_settings.measure,
     "notebook": notebook.measure,
+    "audit": audit.measure,
     "push": push.measure,
     "parked": push_parked.measure,
 }
@@ -28,6 +29,7 @@ ON_REQUEST = {
     "idle": "takes 10 minutes",
     "parked": "takes 10 minutes",
     "silver": "takes several minutes",
+    "audit": "takes several minutes",
     "settings": "takes 20 minutes",
 }
 

@@ -35,7 +35,7 @@ from streaming.alert_rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
-    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "BROKERS.md", "CRASHES.md", "MOVING.md", "SCALE.md", "streaming/TABLES.md",
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "BROKERS.md", "CRASHES.md", "MOVING.md", "SCALE.md", "AUDIT.md", "streaming/TABLES.md",
 )  # fmt: skip
 TOP = r"(?:bridge|sources|sinks|streaming|pulsebridge|notebooks|examples|tests|conf|\.ci|\.github)"
 

@@ -21,6 +21,7 @@ DOCUMENTS: Final = (
     "CRASHES.md",
     "MOVING.md",
     "SCALE.md",
+    "AUDIT.md",
 )
 INSTEAD: Final = {
     "told tells heard unheard said": "report, notify, receive, state",
