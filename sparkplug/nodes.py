@@ -1,7 +1,7 @@
 """The sessions of an edge node, as its messages in the order of the log show them. Events in, verdicts out.
 
 A session begins with an NBIRTH and ends with the NDEATH of the same bdSeq, or with the next NBIRTH. Its messages count
-from 0 to 255 in ``seq`` (specification, chapters 5.1 and 6.4). Whoever feeds the same messages in the same order gets
+from 0 to 255 in ``seq`` (specification, chapters 5.1 and 6.4). The same messages in the same order give
 the same verdicts, however they are divided: the state is all that a later message depends on.
 """
 

@@ -6,14 +6,14 @@ import re
 from typing import Any, Final, NamedTuple
 
 from sources.payloads.limits import check_protobuf, check_size
+from sparkplug import NAMESPACE
 from sparkplug.schema import FIELDS, DecodeError, Payload
 from sparkplug.values import set_value
 
 __all__ = [
-    "BD_SEQ", "MAX_ELEMENTS", "NAMESPACE", "REBIRTH", "PayloadError", "Topic", "command", "parse_topic", "read_payload",
+    "BD_SEQ", "MAX_ELEMENTS", "REBIRTH", "PayloadError", "Topic", "command", "parse_topic", "read_payload",
 ]  # fmt: skip
 
-NAMESPACE: Final = "spBv1.0"
 BD_SEQ: Final = "bdSeq"
 """The metric that joins an NDEATH to its NBIRTH."""
 REBIRTH: Final = "Node Control/Rebirth"
@@ -67,11 +67,12 @@ def read_payload(payload: bytes) -> Any:
 def command(now_ms: int, name: str, value: str | None, datatype: int, alias: int | None = None) -> bytes:
     """Return the payload of an NCMD or DCMD that writes one metric, named by its alias if it has one.
 
-    It has a timestamp, and no sequence number (tck-id-payloads-ncmd-seq). Raises ValueError for a value that does not
-    fit the data type.
+    It has a timestamp, and no sequence number (tck-id-payloads-ncmd-seq). It has the data type, although the
+    specification advises against it, because common libraries cannot read a value without one. Raises ValueError for a
+    value that does not fit the data type.
     """
     made = Payload(timestamp=now_ms)
-    metric = made.metrics.add(timestamp=now_ms)
+    metric = made.metrics.add(timestamp=now_ms, datatype=datatype)
     if alias is None or name == REBIRTH:
         metric.name = name
     else:

@@ -43,7 +43,7 @@ class Message(NamedTuple):
 
     ledger: int
     entry: int
-    index: int
+    batch_index: int
     topic: str
     partition: int
     mqtt_topic: str
@@ -69,7 +69,7 @@ class _Read(NamedTuple):
         return (
             f"{topic.group}/{topic.node}", topic.group, topic.node, topic.device, topic.kind, self.seq, self.bd_seq, mark,
             sent_ms, message.arrival_us, message.mqtt_topic, message.topic, message.partition, message.ledger,
-            message.entry, message.index, element, payload, fault,
+            message.entry, message.batch_index, element, payload, fault,
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,11 @@ def born(bd_seq: int = 0) -> Node:
     return node
 
 
+@pytest.mark.tck(
+    "tck-id-operational-behavior-edge-node-termination-host-action-ddeath-devices-offline",
+    "tck-id-operational-behavior-edge-node-termination-host-action-ndeath-devices-offline",
+    "tck-id-operational-behavior-edge-node-termination-host-action-ndeath-node-offline",
+)  # fmt: skip
 def test_a_session_from_birth_to_death() -> None:
     node = Node()
     assert node("NBIRTH", 0, bd_seq=3) == Verdict(None, (("online", None, None),), learns=True, clears=True)  # type: ignore[comparison-overlap]

@@ -135,11 +135,16 @@ def _length(data: bytes) -> bytes:
     return found + bytes([size])
 
 
+@pytest.mark.tck(
+    "tck-id-payloads-alias-data-cmd-requirement", "tck-id-payloads-dcmd-seq", "tck-id-payloads-dcmd-timestamp",
+    "tck-id-payloads-name-cmd-requirement", "tck-id-payloads-ncmd-seq",
+    "tck-id-payloads-ncmd-timestamp",
+)  # fmt: skip
 def test_commands_have_a_timestamp_no_seq_and_an_alias_instead_of_a_name() -> None:
     made = Payload.FromString(command(77, "speed", "-3", NUMBERS["Int32"], 5))
     assert (made.timestamp, made.HasField("seq")) == (77, False)
     (one,) = made.metrics
-    assert (one.alias, one.HasField("name"), one.HasField("datatype"), one.int_value) == (5, False, False, 2**32 - 3)
+    assert (one.alias, one.HasField("name"), one.datatype, one.int_value) == (5, False, 3, 2**32 - 3)
     (one,) = Payload.FromString(command(77, "Node Control/Rebirth", "true", NUMBERS["Boolean"], 5)).metrics
     assert (one.name, one.HasField("alias"), one.boolean_value) == ("Node Control/Rebirth", False, True)
 

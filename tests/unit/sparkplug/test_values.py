@@ -51,6 +51,10 @@ def test_an_integer_of_each_width_comes_back_as_it_was_written(kind: str, data: 
         assert (found.integer, found.text) == (None, str(number))
 
 
+@pytest.mark.tck(
+    "tck-id-operational-behavior-data-commands-dcmd-metric-value",
+    "tck-id-operational-behavior-data-commands-ncmd-metric-value",
+)  # fmt: skip
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_a_number_beyond_the_width_is_a_fault_on_both_ways(kind: str) -> None:
     low, high = INTEGERS[kind]
