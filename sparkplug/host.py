@@ -77,6 +77,7 @@ class State(LinkHandler):
         self.online = False
         """Whether the broker has confirmed a birth."""
         self._birth = state_payload(at_ms, online=True)
+        self._born = False
         self._link: Any = None
 
     def attach(self, link: Any) -> None:
@@ -99,7 +100,7 @@ class State(LinkHandler):
     def on_message(self, message: Message) -> None:
         """Answer a STATE that says offline by a birth (tck-id-message-flow-hid-sparkplug-state-message-delivered)."""
         self._link.acknowledge([message.mid], self._link.epoch)
-        if message.topic == self.topic and self.online and says_offline(message.payload):
+        if message.topic == self.topic and self._born and says_offline(message.payload):
             self._publish_birth()
 
     def on_disconnected(self, event: Disconnected) -> None:
@@ -110,12 +111,13 @@ class State(LinkHandler):
     def die(self, confirmed: Callable[[], None]) -> None:
         """Publish offline, with the current time."""
         at_ms = time.time_ns() // 1_000_000
-        self.online = False
+        self.online = self._born = False
         self._link.publish(
             self.topic, state_payload(at_ms, online=False), qos=1, retain=True, confirmed=lambda code: confirmed()
         )
 
     def _publish_birth(self) -> None:
+        self._born = True
         self._link.publish(self.topic, self._birth, qos=1, retain=True, confirmed=self._confirmed)
 
     def _confirmed(self, code: int) -> None:

@@ -7,7 +7,19 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import idle, ingest, loop, notebook, outage, push, push_parked, silver, source, spark_settings
+from tests.bench import (
+    idle,
+    ingest,
+    loop,
+    notebook,
+    outage,
+    push,
+    push_parked,
+    silver,
+    source,
+    spark_settings,
+    sparkplug,
+)
 from tests.bench.results import Figure, show, write
 
 GROUPS = {
@@ -18,6 +30,7 @@ GROUPS = {
     "loop": loop.measure,
     "silver": silver.measure,
     "settings": spark_settings.measure,
+    "sparkplug": sparkplug.measure,
     "notebook": notebook.measure,
     "push": push.measure,
     "parked": push_parked.measure,
@@ -29,6 +42,7 @@ ON_REQUEST = {
     "parked": "takes 10 minutes",
     "silver": "takes several minutes",
     "settings": "takes 20 minutes",
+    "sparkplug": "takes several minutes",
 }
 
 

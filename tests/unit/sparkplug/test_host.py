@@ -20,13 +20,15 @@ class Wire:
 
     epoch = 1
 
-    def __init__(self, reason: int = 0) -> None:
+    def __init__(self, reason: int = 0, *, unconfirmed: bool = False) -> None:
         self.sent: list[Any] = []
+        self._unconfirmed = unconfirmed
         self._reason = reason
 
     def publish(self, topic: str, payload: bytes, *, qos: int, retain: bool, confirmed: Callable[[int], None]) -> None:
         self.sent.append((topic, json.loads(payload), qos, retain))
-        confirmed(self._reason)
+        if not self._unconfirmed:
+            confirmed(self._reason)
 
     def subscribe(self, subscriptions: Sequence[Subscription]) -> None:
         self.sent.append([one.filter for one in subscriptions])
@@ -121,6 +123,15 @@ def test_an_offline_state_of_this_host_is_answered_by_a_birth(payload: bytes) ->
     assert len(wire.sent) == 1, "before its own birth it answers nothing"
     state.on_subscribed([1])
     state.on_message(message)
+    assert wire.sent[1] == wire.sent[2]
+
+
+def test_an_offline_state_that_comes_before_the_confirmation_of_the_birth_is_answered() -> None:
+    wire = Wire(unconfirmed=True)
+    state = connected(wire)
+    state.on_subscribed([1])
+    state.on_message(Message("spBv1.0/STATE/host", state_payload(1, online=False), 1, False, False, 1, None))
+    assert not state.online
     assert wire.sent[1] == wire.sent[2]
 
 
