@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from sparkplug import NAMESPACE
 from sparkplug.rows import EVENT_ROW, METRIC_ROW
 from streaming import pipelines as dp
 
@@ -23,7 +24,7 @@ PRESENCE: Final = "sparkplug_presence"
 DEFINITIONS: Final = "sparkplug_definitions"
 
 _BRONZE: Final = "bronze"
-_TOPICS: Final = r"^spBv1\\.0/[^/]+/(N(BIRTH|DATA|DEATH)/[^/]+|D(BIRTH|DATA|DEATH)/[^/]+/[^/]+)$"
+_TOPICS: Final = r"^spBv1\.0/[^/]+/(N(BIRTH|DATA|DEATH)/[^/]+|D(BIRTH|DATA|DEATH)/[^/]+/[^/]+)$"
 _NODE: Final = "concat_ws('/', split(mqtt_topic, '/')[1], split(mqtt_topic, '/')[3])"
 _MESSAGE: Final = {
     "node": _NODE,
@@ -129,7 +130,7 @@ def _declare_newest() -> None:
 
 def _with_state(processor: Any, columns: tuple[tuple[str, str], ...]) -> DataFrame:
     """Return the rows of a processor for all messages of edge nodes."""
-    messages = dp.messages()
+    messages = dp.messages(f"{NAMESPACE}/#")
     if messages.isStreaming:
         return _processed(messages, processor, columns)
     key = {
@@ -144,9 +145,8 @@ def _with_state(processor: Any, columns: tuple[tuple[str, str], ...]) -> DataFra
 
 
 def _processed(messages: DataFrame, processor: Any, columns: tuple[tuple[str, str], ...]) -> DataFrame:
-    rows = messages.where(f"mqtt_topic RLIKE r'{_TOPICS}'".replace("\\\\", "\\")).selectExpr(
-        *(f"{sql} AS {name}" for name, sql in _MESSAGE.items())
-    )
+    found = messages.where(f"mqtt_topic RLIKE r'{_TOPICS}'")
+    rows = found.selectExpr(*(f"{sql} AS {name}" for name, sql in _MESSAGE.items()))
     return rows.groupBy("node").transformWithState(
         processor,
         outputStructType=", ".join(f"`{name}` {kind}" for name, kind in columns),

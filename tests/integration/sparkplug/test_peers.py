@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +20,15 @@ from bridge.contract.commands import Command
 from bridge.settings import PulsarSettings, PushSettings, Settings
 from bridge.settings.ingest import IngestSettings
 from pulsebridge.local.stack import LocalStack
+from sparkplug.host import Host
 from sparkplug.nodes import Births, NodeState
-from sparkplug.payloads import command
+from sparkplug.payloads import REBIRTH, command
 from sparkplug.rows import METRIC_ROW, Message, metric_rows, node_of
 from sparkplug.values import NUMBERS
 from tests.support.ingest import running_ingest, stored
 from tests.support.push import provision, push_in_thread, write_commands
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import patient, poll_for
+from tests.support.waiting import await_end, patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -59,9 +61,9 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Any:
 class Peer:
     """A process of an edge node. ``lines`` is what it prints."""
 
-    def __init__(self, python: Path, script: str, stack: LocalStack, node: str) -> None:
+    def __init__(self, python: Path, script: str, stack: LocalStack, node: str, *more: str) -> None:
         self.process = subprocess.Popen(
-            [python, str(_NODES / script), stack.mqtt_host, str(stack.mqtt_port), GROUP, node],
+            [python, str(_NODES / script), stack.mqtt_host, str(stack.mqtt_port), GROUP, node, *more],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
@@ -137,10 +139,12 @@ class Plant:
         assert rows is not None
         return rows
 
-    def command(self, node: str, device: str | None, metric: str, value: str, kind: str) -> None:
+    def command(
+        self, node: str, device: str | None, metric: str, value: str, kind: str, alias: int | None = None
+    ) -> None:
         """Write a command to the node or its device."""
         topic = f"spBv1.0/{GROUP}/NCMD/{node}" if device is None else f"spBv1.0/{GROUP}/DCMD/{node}/{device}"
-        payload = command(1, metric, value, NUMBERS[kind])
+        payload = command(time.time_ns() // 1_000_000, metric, value, NUMBERS[kind], alias)
         write_commands(self.settings, [Command(uuid.uuid4().hex, f"{GROUP}/{node}", topic, payload)])
 
 
@@ -210,6 +214,40 @@ def test_mqtt_spb_wrapper(plant: Plant, stack: LocalStack, environments: Any) ->
     assert not any(row["_fault"] for row in plant.rows())
 
 
+def test_aiospb_waits_for_its_host_is_born_again_on_request_and_takes_commands_by_alias(
+    plant: Plant, stack: LocalStack, environments: Any
+) -> None:
+    interpreter = next((found for name in ("python3.13", "python3.12") if (found := shutil.which(name))), None)
+    if interpreter is None:
+        pytest.skip("aiospb since version 4 needs Python 3.12")
+    node, host_id = f"n{uuid.uuid4().hex[:6]}", f"host-{uuid.uuid4().hex[:6]}"
+    peer = Peer(environments("aiospb==8.1.3", interpreter), "aiospb_node.py", stack, node, host_id)
+    stopping = threading.Event()
+    host = threading.Thread(target=Host(plant.settings, host_id, stopping).run)
+    try:
+        peer.await_line("waiting")
+        assert plant.rows() == []
+        host.start()
+        plant.await_rows(1, message_type="DBIRTH")
+        peer.publish(7)
+        (data,) = plant.await_rows(1, message_type="NDATA", value=7.0)
+        assert (data["metric"], data["datatype"], data["alias"], data["mark"]) == ("temp", "Double", 1, None)
+        (of_device,) = plant.await_rows(1, message_type="DDATA", integer=-7)
+        assert (of_device["metric"], of_device["device_id"]) == ("speed", "D")
+        plant.command(node, None, "setpoint", "-41", "Int32", 2)
+        peer.await_line("command None 2 -41")
+        plant.command(node, None, REBIRTH, "true", "Boolean")
+        births = plant.await_rows(2, message_type="NBIRTH", metric="temp")
+        assert births[-1]["value"] == 7.0
+    finally:
+        peer.kill()
+        stopping.set()
+        if host.ident is not None:
+            await_end(host)
+    plant.await_rows(1, message_type="NDEATH")
+    assert not any(row["_fault"] for row in plant.rows())
+
+
 def test_aiospb_before_version_4_does_not_speak_sparkplug_b(environments: Any) -> None:
     python = environments("aiospb==3.0.4", sys.executable)
     shown = subprocess.run(
@@ -218,4 +256,3 @@ def test_aiospb_before_version_4_does_not_speak_sparkplug_b(environments: Any) -
     ).stdout  # fmt: skip
     assert "json.dumps" in shown
     assert "protobuf" not in shown
-    assert shutil.which(str(python))
