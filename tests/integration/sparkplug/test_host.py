@@ -32,12 +32,11 @@ class Watcher:
     def __init__(self, settings: Settings) -> None:
         self.host_id = f"host-{uuid.uuid4().hex[:8]}"
         self.states: list[dict[str, Any]] = []
-        self.retained: list[dict[str, Any]] = []
         self.settings = settings
         self.client = DeviceClient(settings.mqtt, f"{settings.mqtt.client_id}-watcher", on_message=self._take)
 
     def _take(self, message: Message) -> None:
-        (self.retained if message.retain else self.states).append(json.loads(message.payload))
+        self.states.append(json.loads(message.payload))
 
     def await_state(self, online: bool) -> dict[str, Any]:
         """Wait for the last state, and forget all until then."""
