@@ -174,13 +174,14 @@ class Host:
 
     def run(self) -> None:
         """Become the host as soon as no other process is, again and again, until stopped. Raises a TerminalError."""
-        if self._settings.pulsar.provision == "create":
-            with PulsarAdmin(self._settings.pulsar) as admin:
-                admin.provision_namespaces()
-                create_topic(admin, TopicNeed(self._topic, 1, why="one Sparkplug host at a time"))
-        attempt = 0
+        attempt, provisioned = 0, self._settings.pulsar.provision != "create"
         while not self._stopping.is_set():
             try:
+                if not provisioned:
+                    with PulsarAdmin(self._settings.pulsar) as admin:
+                        admin.provision_namespaces()
+                        create_topic(admin, TopicNeed(self._topic, 1, why="one Sparkplug host at a time"))
+                    provisioned = True
                 with PulsarClient(self._settings.pulsar) as client:
                     producer = owners_producer(client, partition_name(self._topic, 0), fence=False)
                     self.waiting, attempt = False, 0
@@ -241,14 +242,7 @@ class Host:
         while owned.is_set():
             prove()
             state = State(self._host_id, time.time_ns() // 1_000_000)
-            link = Link(
-                settings,
-                state,
-                client_id=f"{settings.client_id}-host-{self._host_id}",
-                persistent=False,
-                will=state.will,
-            )
-            state.attach(link)
+            link = connection(settings, state)
             self.states[name] = state
             try:
                 while owned.is_set() and state.lost is None:
