@@ -21,6 +21,7 @@ from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
 from sparkplug.host import Host, state_payload, state_topic
 from tests.support.stack import mqtt_settings
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import await_end, patient, poll_for
 
 pytestmark = pytest.mark.stack
@@ -85,10 +86,10 @@ def process(watcher: Watcher, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def running(watcher: Watcher) -> Iterator[Host]:
+def running(watcher: Watcher, settings: Settings | None = None) -> Iterator[Host]:
     """Run a host in a thread until the block ends."""
     stopping = threading.Event()
-    host = Host(watcher.settings, watcher.host_id, stopping)
+    host = Host(settings or watcher.settings, watcher.host_id, stopping)
     thread = threading.Thread(target=host.run, daemon=True)
     thread.start()
     try:
@@ -152,12 +153,13 @@ def test_a_state_that_says_offline_is_answered_by_a_birth(watcher: Watcher) -> N
     "tck-id-operational-behavior-host-application-multi-server-timestamp",
 )  # fmt: skip
 def test_a_lost_connection_is_followed_by_one_with_a_later_time(watcher: Watcher) -> None:
-    with running(watcher) as host:
-        born = watcher.await_state(True)
-        name = next(iter(watcher.settings.links()))
-        client_id = f"{watcher.settings.mqtt.client_id}-host-{watcher.host_id}"
-        assert name in host.states
-        with DeviceClient(watcher.settings.mqtt, client_id):  # it takes the connection over
-            assert watcher.await_state(False)["timestamp"] == born["timestamp"]
-        poll_for(lambda: watcher.states and watcher.states[-1]["online"], 60, "another birth")
-        assert watcher.states[-1]["timestamp"] > born["timestamp"]
+    mqtt = watcher.settings.mqtt
+    with TcpProxy(mqtt.host, mqtt.port) as proxy:
+        through = mqtt.model_copy(update={"host": "127.0.0.1", "port": proxy.port})
+        with running(watcher, watcher.settings.model_copy(update={"mqtt": through})):
+            born = watcher.await_state(True)
+            proxy.cut()
+            poll_for(lambda: len(watcher.states) > 1 and watcher.states[-1]["online"], 60, "another birth")
+            will, again = watcher.states[0], watcher.states[-1]
+            assert will == {"online": False, "timestamp": born["timestamp"]}
+            assert again["timestamp"] > born["timestamp"]

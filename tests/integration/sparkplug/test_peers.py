@@ -58,6 +58,15 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return python_with
 
 
+def newer_python() -> str:
+    """Return a Python of version 3.12 or later. The test is skipped without one."""
+    for name in ("python3.13", "python3.12"):
+        found = shutil.which(name)
+        if found and not subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
+            return found
+    pytest.skip("aiospb since version 4 needs Python 3.12")
+
+
 class Peer:
     """A process of an edge node. ``lines`` is what it prints."""
 
@@ -217,9 +226,7 @@ def test_mqtt_spb_wrapper(plant: Plant, stack: LocalStack, environments: Any) ->
 def test_aiospb_waits_for_its_host_is_born_again_on_request_and_takes_commands_by_alias(
     plant: Plant, stack: LocalStack, environments: Any
 ) -> None:
-    interpreter = next((found for name in ("python3.13", "python3.12") if (found := shutil.which(name))), None)
-    if interpreter is None:
-        pytest.skip("aiospb since version 4 needs Python 3.12")
+    interpreter = newer_python()
     node, host_id = f"n{uuid.uuid4().hex[:6]}", f"host-{uuid.uuid4().hex[:6]}"
     peer = Peer(environments("aiospb==8.1.3", interpreter), "aiospb_node.py", stack, node, host_id)
     stopping = threading.Event()
