@@ -59,13 +59,14 @@ def test_batches_restarts_and_a_rebuild_give_the_rows_of_one_pass(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:
     dice = random.Random(27)
-    sent = hour(7, 220)
-    plant = Plant(spark, topic, tmp_path / "lakehouse", trigger={"max_rows": 45})
-    cuts = [0, *sorted(dice.sample(range(1, len(sent)), 2)), len(sent)]
+    sent = hour(176, 140)
+    plant = Plant(spark, topic, tmp_path / "lakehouse", trigger={"max_rows": 40})
+    cuts = [0, *sorted(dice.sample(range(1, len(sent)), 1)), len(sent)]
     for begin, end in pairwise(cuts):
         plant.send(sent[begin:end])
         plant.run("bronze", "sparkplug_metrics", "sparkplug_events")
     good, faults, events = expected(sent)
+    assert {row[_METRIC.index("mark")] for row in good} == {None, "gap", "unborn", "repeat", "stale"}
     assert plant.rows("sparkplug_metrics", *_METRIC) == good
     assert plant.rows("sparkplug_events", "device", "event", "device_id", "detail") == events
     quarantine = plant.rows("quarantine", "`table`", "payload")
@@ -73,7 +74,7 @@ def test_batches_restarts_and_a_rebuild_give_the_rows_of_one_pass(
     assert {table for table, _ in quarantine} == {"sparkplug_metrics"}
 
     # A rebuild of the end needs the births before it.
-    at = sent[150].at_ms / 1000
+    at = sent[100].at_ms / 1000
     upkeep = Upkeep(plant.job(), patience_s=2)
     upkeep.settle(upkeep.ask("rebuild", "sparkplug_metrics", since=_iso(at)))
     upkeep.settle(upkeep.ask("rebuild", "sparkplug_events"))
