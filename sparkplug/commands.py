@@ -43,7 +43,8 @@ def commands(rows: DataFrame) -> DataFrame:
     on = F.expr("device = _node AND coalesce(device_id, '') = _device_id AND metric = _metric")
     # A broadcast keeps the order of a device's rows.
     rows = rows.join(F.broadcast(born), on, "left")
-    made = F.udf(_made, _MADE)("metric", "value", F.coalesce("datatype", "_datatype"), "_alias")
+    # From type hints Spark would infer another kind of function.
+    made = F.udf(lambda *given: _made(*given), _MADE)("metric", "value", F.coalesce("datatype", "_datatype"), "_alias")
     node = "split_part(device, '/', 1)", "split_part(device, '/', 2)"
     topic = (
         f"concat_ws('/', '{NAMESPACE}', {node[0]}, IF(device_id IS NULL, 'NCMD', 'DCMD'), {node[1]}, device_id) "
