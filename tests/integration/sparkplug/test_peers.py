@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,15 +19,14 @@ from bridge.contract.commands import Command
 from bridge.settings import PulsarSettings, PushSettings, Settings
 from bridge.settings.ingest import IngestSettings
 from pulsebridge.local.stack import LocalStack
-from sparkplug.host import Host
 from sparkplug.nodes import Births, NodeState
-from sparkplug.payloads import REBIRTH, command
+from sparkplug.payloads import command
 from sparkplug.rows import METRIC_ROW, Message, metric_rows, node_of
 from sparkplug.values import NUMBERS
 from tests.support.ingest import running_ingest, stored
 from tests.support.push import provision, push_in_thread, write_commands
 from tests.support.stack import mqtt_settings
-from tests.support.waiting import await_end, patient, poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -58,21 +56,12 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return python_with
 
 
-def newer_python() -> str:
-    """Return a Python of version 3.12 or later. The test is skipped without one."""
-    for name in ("python3.13", "python3.12"):
-        found = shutil.which(name)
-        if found and not subprocess.run([found, "--version"], capture_output=True, check=False).returncode:
-            return found
-    pytest.skip("aiospb since version 4 needs Python 3.12")
-
-
 class Peer:
     """A process of an edge node. ``lines`` is what it prints."""
 
-    def __init__(self, python: Path, script: str, stack: LocalStack, node: str, *more: str) -> None:
+    def __init__(self, python: Path, script: str, stack: LocalStack, node: str) -> None:
         self.process = subprocess.Popen(
-            [python, str(_NODES / script), stack.mqtt_host, str(stack.mqtt_port), GROUP, node, *more],
+            [python, str(_NODES / script), stack.mqtt_host, str(stack.mqtt_port), GROUP, node],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue()
@@ -148,12 +137,10 @@ class Plant:
         assert rows is not None
         return rows
 
-    def command(
-        self, node: str, device: str | None, metric: str, value: str, kind: str, alias: int | None = None
-    ) -> None:
+    def command(self, node: str, device: str | None, metric: str, value: str, kind: str) -> None:
         """Write a command to the node or its device."""
         topic = f"spBv1.0/{GROUP}/NCMD/{node}" if device is None else f"spBv1.0/{GROUP}/DCMD/{node}/{device}"
-        payload = command(time.time_ns() // 1_000_000, metric, value, NUMBERS[kind], alias)
+        payload = command(time.time_ns() // 1_000_000, metric, value, NUMBERS[kind])
         write_commands(self.settings, [Command(uuid.uuid4().hex, f"{GROUP}/{node}", topic, payload)])
 
 
@@ -219,38 +206,6 @@ def test_mqtt_spb_wrapper(plant: Plant, stack: LocalStack, environments: Any) ->
         peer.await_line("command stop None True")
     finally:
         peer.kill()
-    plant.await_rows(1, message_type="NDEATH")
-    assert not any(row["_fault"] for row in plant.rows())
-
-
-def test_aiospb_waits_for_its_host_is_born_again_on_request_and_takes_commands_by_alias(
-    plant: Plant, stack: LocalStack, environments: Any
-) -> None:
-    interpreter = newer_python()
-    node, host_id = f"n{uuid.uuid4().hex[:6]}", f"host-{uuid.uuid4().hex[:6]}"
-    peer = Peer(environments("aiospb==8.1.3", interpreter), "aiospb_node.py", stack, node, host_id)
-    stopping = threading.Event()
-    host = threading.Thread(target=Host(plant.settings, host_id, stopping).run)
-    try:
-        peer.await_line("waiting")
-        assert plant.rows() == []
-        host.start()
-        plant.await_rows(1, message_type="DBIRTH")
-        peer.publish(7)
-        (data,) = plant.await_rows(1, message_type="NDATA", value=7.0)
-        assert (data["metric"], data["datatype"], data["alias"], data["mark"]) == ("temp", "Double", 1, None)
-        (of_device,) = plant.await_rows(1, message_type="DDATA", integer=-7)
-        assert (of_device["metric"], of_device["device_id"]) == ("speed", "D")
-        plant.command(node, None, "setpoint", "-41", "Int32", 2)
-        peer.await_line("command None 2 -41")
-        plant.command(node, None, REBIRTH, "true", "Boolean")
-        births = plant.await_rows(2, message_type="NBIRTH", metric="temp")
-        assert births[-1]["value"] == 7.0
-    finally:
-        peer.kill()
-        stopping.set()
-        if host.ident is not None:
-            await_end(host)
     plant.await_rows(1, message_type="NDEATH")
     assert not any(row["_fault"] for row in plant.rows())
 
