@@ -101,7 +101,7 @@ lock: ## For maintainers: write requirements.lock anew from pyproject.toml (need
 clean: ## Remove what was made here (.venv, build, caches of the tools); downloads stay in the user's cache
 	rm -rf $(VENV) build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find bridge sources sinks streaming pulsebridge tests notebooks -type d -name __pycache__ -prune -exec rm -rf {} +
+	find bridge sources sinks streaming sparkplug pulsebridge tests notebooks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The locked packages first, then the project itself in place: an edit needs no new set-up.
 $(STAMP): requirements.lock pyproject.toml

@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import audit, idle, ingest, loop, notebook, outage, push, push_parked, silver, source, spark_settings
+from tests.bench import (
+    audit,
+    idle,
+    ingest,
+    loop,
+    notebook,
+    outage,
+    push,
+    push_parked,
+    silver,
+    source,
+    spark_settings,
+    sparkplug,
+)
 from tests.bench.results import Figure, show, write
 
 GROUPS = {
@@ -18,6 +31,7 @@ GROUPS = {
     "loop": loop.measure,
     "silver": silver.measure,
     "settings": spark_settings.measure,
+    "sparkplug": sparkplug.measure,
     "notebook": notebook.measure,
     "audit": audit.measure,
     "push": push.measure,
@@ -31,6 +45,7 @@ ON_REQUEST = {
     "silver": "takes several minutes",
     "audit": "takes several minutes",
     "settings": "takes 20 minutes",
+    "sparkplug": "takes several minutes",
 }
 
 
