@@ -774,8 +774,14 @@ class PushWorld:
 
     def cursor(self, device: str) -> Cursor | None:
         """A device's cursor as Pulsar has it."""
-        own = {key: self.cursors[key] for key in (device, ids_key(device)) if key in self.cursors}
-        return cursors_of(own, self.limits.remembered_ids).get(device)
+        payload = self.cursors.get(device)
+        if not payload:
+            return None
+        cursor = Cursor.decode(payload, self.limits.remembered_ids)
+        apart = self.cursors.get(ids_key(device))
+        if apart and self.limits.remembered_ids:
+            cursor.with_ids(apart)
+        return cursor
 
     def parked_positions(self, device: str, cursor: Cursor) -> set[CommandPosition]:
         """What Pulsar keeps for a device, by its segments and by what its cursor says goes again."""
@@ -828,7 +834,7 @@ class PushWorld:
         self.away.clear()
         self.births.clear()
         self.connect_all()
-        for _ in range(40 * len(self.log) + 100):
+        for turn in range(40 * len(self.log) + 100):
             self.receive(0)
             self.arrive(1)
             self.puback(0)
@@ -843,6 +849,8 @@ class PushWorld:
             self.now += SECOND
             self.core.tick(self.now)
             self.run()
+            if turn > 20 and self._is_over():
+                break
         assert self.core.settled
         assert (self.core.commands.pending, self.core.commands.pending_bytes) == (0, 0)
         assert self.core.segments.parked == 0
@@ -869,6 +877,13 @@ class PushWorld:
         self.check_order()
         for device in self.resumed:
             self.check_resumed(device)
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left that could happen."""
+        moving = (self.writes, self.answers, self.pulls, self.copying, self.finds, self.segments, self.requests)
+        packets = (*self.sockets.values(), *self.puback_queues.values())
+        done = self.core.settled and not self.core.commands.pending and not self.core.resume.pending
+        return done and not any((*moving, *packets)) and all(one in self.acked for one, _ in self.log)
 
     def check_resumed(self, device: str) -> None:
         """After the last answer to its request a device got all that comes after its position, in order (H27). It may have had

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from bridge.contract import Receipt
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition, GroupRef, broadcaster
 from bridge.push.actions import Push
+from tests.simulation.push_world import PushWorld
 from tests.support.group_member import GroupMember
-from tests.support.push_world import PushWorld
 
 __all__ = ["BroadcastWorld"]
 
