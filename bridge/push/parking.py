@@ -175,7 +175,7 @@ class Parking:
 
     def leave_broker(self, device: Device, now_us: int) -> None:
         """The device was seen elsewhere: what its former broker confirmed since its last sign of life is pending again (H26)."""
-        if device.mode is Mode.LIVE and self._unproven(device, now_us):
+        if device.mode is not Mode.PARKED and self._unproven(device, now_us):
             self.park(device, now_us)
 
     def end_sweep(self, device: Device, now_us: int) -> None:
@@ -196,7 +196,8 @@ class Parking:
             staying.append(device.queue.popleft())
         moving, device.queue = device.queue, staying
         device.ids = {tracked.command.command_id for tracked in staying}
-        if not staying and not len(device.parked):
+        empty = not len(device.parked)
+        if not staying and empty:
             self._resend_unproven(device, now_us)
         first: list[ParkedId] = []
         for tracked in moving:
@@ -214,6 +215,8 @@ class Parking:
                 first += self._park_command(device, tracked, now_us, before=len(device.parked) > 0)
         if first:
             self._segments.prepend(device, first, now_us)
+        if not staying and not empty and not device.parked.names_settled:
+            self._resend_unproven(device, now_us)
 
     def _is_full(self, device: Device, more: int = 0) -> bool:
         """Return whether no further command may be parked; those that are sent again do not count."""
@@ -252,6 +255,9 @@ class Parking:
         if resend:
             device.cursor.resend_parked(resend)
             self._devices.mark_dirty(device)
+            if len(device.parked):
+                self._segments.prepend(device, resend, now_us)
+                return
             for one in resend:
                 self._append(device, one, now_us)
 

@@ -81,3 +81,10 @@ def test_h26_a_birth_message_that_a_former_broker_retains_does_not_prove_that_a_
     """The device has left broker c, which keeps its birth message and its session, and confirms a command. Then push restarts."""
     played = [("move", 875), ("write_command", 944), ("work", 1), ("hand_over", 0), ("work", 0)]
     play(BROKER, 0, played, links=("a", "b", "c"))
+
+
+def test_h26_a_device_that_is_replayed_when_it_moves_gets_what_its_former_broker_alone_confirmed() -> None:
+    """Broker a confirms a command, but the device is at b. No broker is connected, so the partition gets full."""
+    confirmed = [("write_command", 22), ("receive", 0), ("arrive", 1), ("puback", 0), *[("store", 0)] * 3]
+    full = [("lose_link", 0), ("lose_link", 1), *[("write_command", 22), ("receive", 0)] * 4]
+    play(replace(BROKER, pending_bytes=6), 0, [*confirmed, *full], links=("a", "b"))
