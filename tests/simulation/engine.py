@@ -34,11 +34,13 @@ class Scenario:
     rare: frozenset[str]
     finishes: float = 0.1
     """How many of the worlds let everything work in the end."""
+    weights: Sequence[int] = (1, 4, 16)
+    """How much more often the other events are drawn, one of these for each world."""
 
     def run(self, seed: int) -> Run:
         """Return the run of a seed."""
         chance = random.Random(seed)
-        make, weight = self.draw(chance), chance.choice((1, 4, 16))
+        make, weight = self.draw(chance), chance.choice(self.weights)
         weighted = [event for event in self.events for _ in range(1 if event in self.rare else weight)]
         number = chance.random
         events = [(weighted[int(number() * len(weighted))], int(number() * 1000)) for _ in range(STEPS)]

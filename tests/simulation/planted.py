@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
+from bridge.contract.commands import Command
 from bridge.ingest.session_filters import SessionFilters
 from bridge.pulsar.acks import AckQueue, ProducerQueue, Verdict
-from bridge.push.command import TrackedCommand
+from bridge.push.command import LateAnswers, TrackedCommand
 from bridge.push.cursor import Cursor
+from bridge.push.cursor_log import CursorRecords, CursorRewriter
 from bridge.push.device import Device
 from bridge.push.flights import Flights
 from bridge.push.partition import Partition
@@ -107,6 +109,39 @@ def _always_dated(right: Any) -> Any:
     return lambda self, name, at_us, link="", **_dated: right(self, name, at_us, link)
 
 
+def _answers_any(_right: Any) -> Any:
+    return lambda self, command: next(iter(self._broadcasts.get(command.device, {}).values()), None)
+
+
+def _lower_position(right: Any) -> Any:
+    def merge(self: Any, other: Any) -> None:
+        lower = min(self.position, other.position)
+        right(self, other)
+        self.position = lower
+
+    return merge
+
+
+def _takes_over(forget: Callable[[Any], None]) -> Wrong:
+    def wrong(right: Any) -> Any:
+        def taken_over(self: Any, found: Any, horizon: Any) -> None:
+            forget(found)
+            right(self, found, horizon)
+
+        return taken_over
+
+    return wrong
+
+
+def _counts_as_clean(right: Any) -> Any:
+    def whole(self: Any) -> Any:
+        cursors = right(self)
+        self.clean = True
+        return cursors
+
+    return whole
+
+
 PLANTED: Final = (
     Planted("acknowledges before the receipt", "ingest", AckQueue, "take", _all_mids),
     Planted("acknowledges out of order", "ingest", AckQueue, "take", _stored_mids),
@@ -130,5 +165,14 @@ PLANTED: Final = (
     Planted("settled ids are forgotten", "push", Cursor, "knows", lambda _right: lambda _self, _id: False),
     Planted("any sign of life proves everything", "push", Cursor, "device_seen",
             lambda _right: lambda self, _at: self.unproven.clear()),
+    Planted("a cursor passes a command that is being given up", "push", Device, "gives_up_before",
+            lambda _right: lambda _self, _position: False),
+    Planted("the entry of a broadcast is not marked", "broadcast", Command, "was_broadcast",
+            lambda _right: property(lambda _self: False)),
+    Planted("an answer to one broadcast settles the next", "broadcast", LateAnswers, "_take_broadcast", _answers_any),
+    Planted("cursors are merged at the lower position", "contested", Cursor, "merge", _lower_position),
+    Planted("an outdated cursor is not written again", "contested", CursorRewriter, "taken_over",
+            _takes_over(lambda found: found.stale.clear())),
+    Planted("a dead owner counts as one that left in order", "contested", CursorRecords, "whole", _counts_as_clean),
     Planted("the window is not kept", "push", Flights, "has_room", lambda _right: property(lambda _self: True)),
 )  # fmt: skip

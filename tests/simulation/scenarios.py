@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tests.simulation import ingest_world
 from tests.simulation.broadcast_world import BroadcastWorld
+from tests.simulation.contested_world import ContestedWorld
 from tests.simulation.engine import Scenario
 from tests.simulation.ingest_world import IngestWorld
 from tests.simulation.push_world import SECOND, PushWorld
@@ -64,9 +65,20 @@ RARE: Final = frozenset(
         "crash",
         "hand_over",
         "ask",
+        "fence",
+        "compact",
+        "end_former",
+        "age",
     ]
 )
 GROUP: Final = ("write_group", "write_group", "expand", "expand", "expand", "broadcast", "answer_broadcast")
+
+
+CONTESTED: Final = (
+    *(one for one in MOVES if one not in ("ask", "find", "forget", "write_again", "lose_cursors")),
+    "fence", "fence", "usurp", "usurp", "hand_over", "compact", "end_former", "age", "rewrite", "reach",
+    *["act_as_former"] * 6, *["work"] * 4, *["write_command"] * 2,
+)  # fmt: skip
 
 
 def _connected(kind: Callable[..., Any], limits: Limits, **more: Any) -> PushWorld:
@@ -86,6 +98,11 @@ def _broadcast(chance: random.Random) -> Callable[[], PushWorld]:
     return partial(_connected, BroadcastWorld, limits, **more)
 
 
+def _contested(chance: random.Random) -> Callable[[], PushWorld]:
+    limits = replace(chance.choice((BROKER, DEVICE)), **chance.choice(CHANGES))  # type: ignore[arg-type]
+    return partial(_connected, ContestedWorld, limits, links=chance.choice(LINKS) if limits.answers else LINKS[0])
+
+
 def _ingest(_chance: random.Random) -> Callable[[], IngestWorld]:
     return IngestWorld
 
@@ -94,7 +111,8 @@ SCENARIOS: Final = {
     one.name: one
     for one in (
         Scenario("push", _push, MOVES, RARE, finishes=0.5),
-        Scenario("broadcast", _broadcast, (*MOVES, *GROUP, *GROUP), RARE, finishes=0.5),
+        Scenario("broadcast", _broadcast, (*MOVES, *GROUP, *GROUP), RARE, finishes=0.25),
+        Scenario("contested", _contested, CONTESTED, RARE, finishes=0.5, weights=(2, 6)),
         Scenario("ingest", _ingest, ingest_world.EVENTS, ingest_world.RARE, finishes=1.0),
     )
 }

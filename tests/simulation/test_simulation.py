@@ -11,9 +11,9 @@ from tests.simulation.ingest_world import IngestWorld
 from tests.simulation.planted import PLANTED, Planted
 from tests.simulation.scenarios import SCENARIOS
 
-WORLDS = {"ingest": 300, "push": 20, "broadcast": 10}
+WORLDS = {"ingest": 300, "push": 20, "broadcast": 10, "contested": 20}
 """Worlds of fixed seeds, and as many again of random ones."""
-FOUND_WITHIN = {"ingest": 4000, "push": 60}
+FOUND_WITHIN = {"ingest": 4000, "push": 400, "broadcast": 100, "contested": 400}
 """Worlds in which a planted bug must be found."""
 
 
