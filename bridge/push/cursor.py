@@ -73,7 +73,7 @@ class Cursor:
         """Send these commands again; they are parked, in order, before what is parked already."""
         before = resend[0].position
         self.resend_from = before._replace(batch_index=before.batch_index - 1)
-        self.resend = resend
+        self.resend = [*resend, *self.resend]
 
     def replay_from(self, first: CommandPosition | None) -> None:
         """Send the parked commands from ``first`` on again, none for None; their segments are stored before this cursor."""

@@ -175,8 +175,17 @@ class Parking:
 
     def leave_broker(self, device: Device, now_us: int) -> None:
         """The device was seen elsewhere: what its former broker confirmed since its last sign of life is pending again (H26)."""
-        if device.mode is not Mode.PARKED and self._unproven(device, now_us):
+        if device.mode is Mode.PARKED:
+            self.doubt(device, now_us)
+        elif self._unproven(device, now_us):
             self.park(device, now_us)
+
+    def doubt(self, device: Device, now_us: int) -> None:
+        """A parked device is absent: what its broker confirmed before others were parked is pending again (H26)."""
+        if self._unproven(device, now_us) and not device.parked.names_settled:
+            self._resend_unproven(device, now_us)
+            self._probes.watch_expiry(device.name, device.parked)
+        self._devices.sleep(device)
 
     def end_sweep(self, device: Device, now_us: int) -> None:
         """The expired commands are settled: the device is parked as before, with the probe that was planned."""
@@ -263,7 +272,10 @@ class Parking:
 
     def _unproven(self, device: Device, now_us: int) -> list[ParkedId]:
         since = self.unsure_since(device.name, now_us)
-        return sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+        unproven = sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+        if len(device.parked):  # what a former owner had pending again is parked
+            return [one for one in unproven if one.position < device.parked.position(0)]
+        return unproven
 
     def unsure_since(self, name: str, now_us: int) -> int:
         """Return up to when the device certainly has what the broker confirmed, or is not sent it again after so long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -83,8 +84,11 @@ def test_h26_a_birth_message_that_a_former_broker_retains_does_not_prove_that_a_
     play(BROKER, 0, played, links=("a", "b", "c"))
 
 
-def test_h26_a_device_that_is_replayed_when_it_moves_gets_what_its_former_broker_alone_confirmed() -> None:
+@pytest.mark.parametrize("then", [[], [("hand_over", 0)]], ids=["", "restarted"])
+def test_h26_a_device_that_is_replayed_when_it_moves_gets_what_its_former_broker_alone_confirmed(
+    then: list[tuple[str, int]],
+) -> None:
     """Broker a confirms a command, but the device is at b. No broker is connected, so the partition gets full."""
     confirmed = [("write_command", 22), ("receive", 0), ("arrive", 1), ("puback", 0), *[("store", 0)] * 3]
     full = [("lose_link", 0), ("lose_link", 1), *[("write_command", 22), ("receive", 0)] * 4]
-    play(replace(BROKER, pending_bytes=6), 0, [*confirmed, *full], links=("a", "b"))
+    play(replace(BROKER, pending_bytes=6), 0, [*confirmed, *full, *then], links=("a", "b"))
