@@ -98,12 +98,14 @@ class ContestedWorld(PushWorld):
     late_steps: int = 0  # of the former owner while no process owns the partition
     connections: int = 0
     noted: dict[str, tuple[int, str]] = field(default_factory=dict)  # the last signs of life, which every owner reads
-    hidden: dict[str, CommandPosition] = field(default_factory=dict)
-    """Devices of which a late cursor and a compaction have removed the successor's cursor, and the last command then."""
+    half_open: set[str] = field(default_factory=set)  # devices that are away, which their broker has not noticed
+    gone: dict[str, int] = field(default_factory=dict)  # devices with a retained will, and since when
     forgotten_ids: dict[str, CommandPosition] = field(default_factory=dict)
-    """Ids that no record has any more for that reason: behind this position they may come again unmarked."""
-    unreceipted: set[CommandPosition] = field(default_factory=set)
-    """What the successor had parked when a late cursor passed it: its receipt is the former owner's, which may end before."""
+    """Ids of devices of which a late cursor and a compaction have removed the successor's cursor, with the last command then:
+    behind it they may come again unmarked.
+    """
+    passed_late: set[str] = field(default_factory=set)
+    """Ids of what the successor had parked when a late cursor passed it: its end is known to the former owner alone, which may die."""
 
     # --- what may happen ---
 
@@ -184,6 +186,9 @@ class ContestedWorld(PushWorld):
         link = self._a_link(choice)
         if link in self.dialled:
             if link not in self.up and self.ownership.proven_epoch(link) == self.dialled[link]:
+                for device, at_us in self.gone.items():
+                    self.core.gone(device, at_us, self.now, link)
+                    self.run()
                 super().connect(choice)
         elif link not in self.ownership.lost and link not in self.apart:
             self._dial(link, choice)
@@ -198,9 +203,40 @@ class ContestedWorld(PushWorld):
             self.noted[device] = self.now, self.place(device)
 
     def come_back(self, choice: int) -> None:
+        device = f"d{choice % 3}"
+        if device in self.half_open or (device in self.gone and not self._is_at_rest()):
+            return
+        self.gone.pop(device, None)
         super().come_back(choice)
         if choice % 4:
-            self.noted[f"d{choice % 3}"] = self.now, self.place(f"d{choice % 3}")
+            self.noted[device] = self.now, self.place(device)
+
+    def _is_at_rest(self) -> bool:
+        return self.cursor_writes.late is None and not self.writes and self.core.settled
+
+    def publish(self, choice: int) -> None:
+        if f"d{choice % 3}" not in self.half_open:
+            super().publish(choice)
+
+    def drop_out(self, choice: int) -> None:
+        """A device goes away, and its broker takes it for connected. If the broker alone confirms it does so in vain (H26)."""
+        device = f"d{choice % 3}"
+        if not self.limits.answers and device not in self.away:
+            self.half_open.add(device)
+
+    def notice(self, choice: int) -> None:
+        """The broker notices it. It publishes and retains the will."""
+        device = f"d{choice % 3}"
+        if device in self.half_open and self.place(device) in self.up and self.cursor_writes.late is None:
+            link = self.place(device)
+            for push in [one for one in self.sockets[link] if isinstance(one, Push) and one.command.device == device]:
+                self.sockets[link].remove(push)  # it arrives before the device is back
+                self.puback_queues[link].append((push.number, 0x10))
+            self.half_open.discard(device)
+            self.away.add(device)
+            self.gone[device] = self.now
+            self.core.gone(device, self.now, self.now, link)
+            self.run()
 
     def crash(self, choice: int) -> None:
         self.choice, self.late_steps = choice, 1 + choice % 8
@@ -259,7 +295,10 @@ class ContestedWorld(PushWorld):
                 parked = self.parked_positions(device, self.cursor(device) or Cursor(0))
                 self._stored(record)
                 if cursor := self.cursor(device):
-                    self.unreceipted |= {one for one in parked if one <= cursor.position}
+                    late_ids = {
+                        c.command_id for p, c in self.log if c is not None and p in parked and p <= cursor.position
+                    }
+                    self.passed_late |= late_ids
                 self._answer_write(record)
             else:
                 self.store(choice)
@@ -283,8 +322,7 @@ class ContestedWorld(PushWorld):
         self.rewriter = CursorRewriter(self.partition_log)
         last = self.log[-1][0] if self.log else BEFORE_ALL
         for device in found.uncertain:
-            self.hidden[device] = last
-            self.forgotten_ids |= dict.fromkeys(self.inbox[device], last)
+            self.forgotten_ids |= {c.command_id: last for _, c in self.log if c is not None and c.device == device}
         self.rewriter.taken_over(found, last)
         core = Partition(
             0,
@@ -323,7 +361,16 @@ class ContestedWorld(PushWorld):
             self.ownership.disconnected(link)
         super()._lose_link(link, closed=closed)
 
-    # --- Pulsar ---
+    # --- Pulsar, and the MQTT brokers ---
+
+    def _push_arrives(self, push: Push, link: str, choice: int) -> None:
+        if push.command.device not in self.half_open:
+            super()._push_arrives(push, link, choice)
+        elif push.position in self.core.commands.pulled:
+            self.puback_queues[link].append((push.number, 0x97))
+        else:
+            self.puback_queues[link].append((push.number, 0))
+            self.taken.add(push.command.command_id)
 
     def receive(self, choice: int) -> None:
         if not self.acts_as_former or (self.former is not None and self.next_read < self.former["commands"]):
@@ -360,8 +407,8 @@ class ContestedWorld(PushWorld):
         try:
             return super()._kept(position, place)
         except AssertionError:
-            hidden = any(p == position and c is not None and c.device in self.hidden for p, c in self.log)
-            if not self.acts_as_former and not hidden:
+            forgotten = any(p == position and c is not None and c.command_id in self.forgotten_ids for p, c in self.log)
+            if not self.acts_as_former and not forgotten:
                 raise
             return None  # its successor has let it go
 
@@ -380,9 +427,9 @@ class ContestedWorld(PushWorld):
             super()._check_stored()
 
     def _check_end(self, position: CommandPosition, command: Command) -> None:
-        hidden = position <= self.hidden.get(command.device, BEFORE_ALL)
-        if hidden or (position in self.unreceipted and not self.receipts_of(command)):
-            assert self.receipts_of(command) or command.command_id in self.inbox[command.device]
+        if command.command_id in self.forgotten_ids or command.command_id in self.passed_late:
+            sent = command.command_id in self.inbox[command.device] or command.command_id in self.taken
+            assert sent or self.receipts_of(command), f"{command.command_id} is lost"
         else:
             super()._check_end(position, command)
 
@@ -395,4 +442,8 @@ class ContestedWorld(PushWorld):
         while len(self.up) < len(self.links):
             self.connect_all()
             self.store(0)
+        for number in range(3):
+            self.notice(number)
+        self.gone.clear()
+        self.dead_ids.update(self.forgotten_ids)
         super().finish()

@@ -76,7 +76,7 @@ GROUP: Final = ("write_group", "write_group", "expand", "expand", "expand", "bro
 
 CONTESTED: Final = (
     *(one for one in MOVES if one not in ("ask", "find", "forget", "write_again", "lose_cursors")),
-    "fence", "fence", "usurp", "usurp", "hand_over", "compact", "end_former", "age", "rewrite", "reach",
+    "fence", "fence", "usurp", "usurp", "hand_over", "compact", "end_former", "age", "rewrite", "reach", "drop_out", "notice", "notice",
     *["act_as_former"] * 6, *["work"] * 4, *["write_command"] * 2,
 )  # fmt: skip
 
