@@ -43,6 +43,8 @@ CHANGES: Final[list[dict[str, int]]] = [
     {"puback_timeout_us": SECOND},
     {"window": 1, "pending": 10},
 ]
+OVERFLOWS: Final[list[dict[str, int]]] = [{"attempts": 1, "parked_max": most} for most in (1, 2, 2, 3)]
+"""Few commands of an offline device are kept: many are given up beside others that are sent."""
 EVENTS: Final = (
     "write_command", "write_command", "receive", "receive", "arrive", "arrive", "puback", "puback", "answer", "publish",
     "hear", "copy", "trim", "store", "store", "store", "pull", "pull", "find", "ask", "leave", "come_back", "work",
@@ -88,7 +90,7 @@ def _connected(kind: Callable[..., Any], limits: Limits, **more: Any) -> PushWor
 
 
 def _push(chance: random.Random) -> Callable[[], PushWorld]:
-    limits = replace(chance.choice((BROKER, DEVICE)), **chance.choice(CHANGES))  # type: ignore[arg-type]
+    limits = replace(chance.choice((BROKER, DEVICE)), **chance.choice((*CHANGES, *OVERFLOWS)))  # type: ignore[arg-type]
     return partial(_connected, PushWorld, limits, poison_every=chance.choice((0, 0, 5)), links=chance.choice(LINKS))
 
 
