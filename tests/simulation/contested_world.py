@@ -366,7 +366,7 @@ class ContestedWorld(PushWorld):
     def _push_arrives(self, push: Push, link: str, choice: int) -> None:
         if push.command.device not in self.half_open:
             super()._push_arrives(push, link, choice)
-        elif push.position in self.core.commands.pulled:
+        elif self._is_replayed(push):
             self.puback_queues[link].append((push.number, 0x97))
         else:
             self.puback_queues[link].append((push.number, 0))

@@ -37,6 +37,7 @@ from bridge.push.cursor_log import CursorRecords
 from bridge.push.flights import CLOSES
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked
+from bridge.push.states import Mode
 from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
@@ -245,11 +246,15 @@ class PushWorld:
         """The broker reports that no client is subscribed, or has a session that the device left, and takes it for that (H26).
         What is replayed counts as delivered then if the broker alone confirms.
         """
-        vain = choice % 2 and (self.limits.answers or push.position not in self.core.commands.pulled)
+        vain = choice % 2 and (self.limits.answers or not self._is_replayed(push))
         self.puback_queues[push.link].append((push.number, 0 if vain else 0x10))
         if vain and not self.limits.answers:  # else it expires there
             self.left[push.command.device, push.link].append(push.command)
             self.taken.add(push.command.command_id)
+
+    def _is_replayed(self, push: Push) -> bool:
+        device = self.core.devices.awake.get(push.command.device)
+        return push.position in self.core.commands.pulled or (device is not None and device.mode is not Mode.LIVE)
 
     def poisonous(self, command: Command) -> bool:
         return bool(self.poison_every) and int(command.command_id.split("-")[1]) % self.poison_every == 0
