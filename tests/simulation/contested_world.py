@@ -1,11 +1,13 @@
 """Two owners of a partition at once: Pulsar has granted it to a successor, and the former owner does not notice.
 
-The former owner continues. It sends at each MQTT broker until the successor connects there, and its receipts arrive late. Its cursors arrive when no process owns the partition: after the successor, before the next
-one (H23). The cursors partition is a log with the names of the producers, which is compacted anywhere. Reading it, owner
-records, terms and what is rewritten at a takeover are the product's; only the proof by reading is not simulated.
+The former owner continues. It sends at each MQTT broker until the successor connects there, and its receipts arrive late.
+Its cursors arrive when no process owns the partition: after the successor, before the next one (H23). The cursors partition
+is a log with the names of the producers, which is compacted anywhere. Reading it, owner records, terms and what is rewritten
+at a takeover are the product's; only the proof by reading is not simulated.
 
-Not simulated: resume requests, relocation by the former owner, and devices that go to a broker where only the former owner
-is connected.
+Not simulated: requests of devices; relocation by the former owner; a device that goes to a broker where only the former
+owner is connected, or, if brokers confirm, to another broker at all; an owner that is replaced before its term begins, or
+dies between a will and the cursor that follows.
 """
 
 from __future__ import annotations

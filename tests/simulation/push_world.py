@@ -140,9 +140,7 @@ class PushWorld:
     finds: deque[FindCommands] = field(default_factory=deque)
     unanswered: list[AnswerRequest] = field(default_factory=list)  # no PUBACK has come
     resumed: dict[str, Resumed] = field(default_factory=dict)  # the last answer that a device got
-    left_out: dict[str, CommandPosition] = field(
-        default_factory=dict
-    )  # what answers said is not sent again is before it
+    left_out: dict[str, CommandPosition] = field(default_factory=dict)  # answers left out what is before it
     answers_got: set[tuple[int, int]] = field(default_factory=set)  # owner and token
     forgotten: bool = False  # Pulsar has lost the cursors, and not all of them are stored again
     trimmed: CommandPosition = BEFORE_ALL  # what is before is not found any more
