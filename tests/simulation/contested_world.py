@@ -107,7 +107,7 @@ class ContestedWorld(PushWorld):
     behind it they may come again unmarked.
     """
     passed_late: set[str] = field(default_factory=set)
-    """Ids of what the successor had parked when a late cursor passed it: its end is known to the former owner alone, which may die."""
+    """Ids of what the successor had parked when a late cursor passed it: the former owner alone knows its end, and may die."""
 
     # --- what may happen ---
 
@@ -150,15 +150,8 @@ class ContestedWorld(PushWorld):
             return
         with self._as_former():
             events = (
-                self.arrive,
-                self.puback,
-                self.answer,
-                self.store,
-                self.store,
-                self.pull,
-                self.receive,
-                self._tick,
-            )
+                self.arrive, self.puback, self.answer, self.store, self.store, self.pull, self.receive, self._tick,
+            )  # fmt: skip
             events[choice % len(events)](choice // len(events))
 
     def end_former(self, _choice: int) -> None:
@@ -296,11 +289,8 @@ class ContestedWorld(PushWorld):
                 device = record.token.device if isinstance(record.token, StoreCursor) else ""
                 parked = self.parked_positions(device, self.cursor(device) or Cursor(0))
                 self._stored(record)
-                if cursor := self.cursor(device):
-                    late_ids = {
-                        c.command_id for p, c in self.log if c is not None and p in parked and p <= cursor.position
-                    }
-                    self.passed_late |= late_ids
+                done = (self.cursor(device) or Cursor(0)).position
+                self.passed_late |= {c.command_id for p, c in self.log if c is not None and p in parked and p <= done}
                 self._answer_write(record)
             else:
                 self.store(choice)
