@@ -30,7 +30,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz brokers matrix crashes soak notebook lock clean
+.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz simulate brokers matrix crashes soak notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -73,6 +73,9 @@ scale: $(STAMP) ## Measure 100,000 connected and a million known devices, and si
 
 chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at random for 10 minutes; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+simulate: $(STAMP) ## Simulate ingest and push in worlds drawn from seeds; STEPS=3000000, SEED=7, JOBS=2, ONLY=push
+	@$(BIN)/python -m tests.simulation $(if $(ONLY),--only $(ONLY)) $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED)) $(if $(filter command line,$(origin JOBS)),--jobs $(JOBS)) $(ARGS)
 
 fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target, SECONDS=600 for each, SEED=7
 	@$(BIN)/python -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
