@@ -30,7 +30,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz brokers matrix notebook lock clean
+.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz simulate brokers matrix crashes soak notebook lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -71,8 +71,11 @@ bench: $(STAMP) ## Measure; writes build/bench.json; ONLY=ingest measures one gr
 scale: $(STAMP) ## Measure 100,000 connected and a million known devices, and size a fleet: half an hour; ARGS="--only known", ARGS=--show
 	@$(BIN)/python -m tests.scale $(ARGS)
 
-chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at every point, then 10 minutes at random; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
+chaos: $(STAMP) ## Kill ingest, MQTT broker and Pulsar at random for 10 minutes; ARGS="--seed 7", ARGS=--push, ARGS=--hostile
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+simulate: $(STAMP) ## Simulate ingest and push in worlds drawn from seeds; STEPS=3000000, SEED=7, JOBS=2, ONLY=push
+	@$(BIN)/python -m tests.simulation $(if $(ONLY),--only $(ONLY)) $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED)) $(if $(filter command line,$(origin JOBS)),--jobs $(JOBS)) $(ARGS)
 
 fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target, SECONDS=600 for each, SEED=7
 	@$(BIN)/python -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -83,6 +86,12 @@ brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, an
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)
+
+crashes: $(STAMP) ## Kill each component at each step of each commit order, and write CRASHES.md; ONLY='push/*/mqtt', ARGS=--missing, ARGS="--third COMMIT"
+	@$(BIN)/python -m tests.crashes $(if $(ONLY),--only '$(ONLY)') $(ARGS)
+
+soak: $(STAMP) ## Run everything under load with random faults: nothing may lack or grow; HOURS=2, the next piece keeps the data
+	@$(BIN)/python -m tests.soak --hours $(or $(HOURS),2) $(ARGS)
 
 notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab
@@ -95,7 +104,7 @@ lock: ## For maintainers: write requirements.lock anew from pyproject.toml (need
 clean: ## Remove what was made here (.venv, build, caches of the tools); downloads stay in the user's cache
 	rm -rf $(VENV) build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find bridge sources sinks streaming pulsebridge tests notebooks -type d -name __pycache__ -prune -exec rm -rf {} +
+	find bridge sources sinks streaming sparkplug pulsebridge tests notebooks -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The locked packages first, then the project itself in place: an edit needs no new set-up.
 $(STAMP): requirements.lock pyproject.toml

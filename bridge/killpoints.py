@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 
@@ -30,7 +31,8 @@ def reach(point: str) -> None:
         _kill(int(os.environ["PULSEBRIDGE_KILL_PID"]))
     elif _frozen:
         if _left == 0:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: of a signal to the process another thread may take notice while this one passes the point.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif _left <= 0 and "PULSEBRIDGE_KILL_PID" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
 

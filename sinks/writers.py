@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 
 from bridge.collector import exclude_imports
 from bridge.errors import ContractError
+from bridge.killpoints import reach
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -83,6 +84,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
         """Called on the driver when all tasks of a micro-batch succeeded. Logs the number of bad rows."""
+        reach("sink_in_commit")
         _log_bad_rows(self._task, messages)
 
     def abort(self, messages: Sequence[Any], batchId: int) -> None:

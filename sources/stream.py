@@ -324,6 +324,8 @@ class StreamPlanner:
         self._planned = start.moved_to(moved).marked(
             self._catalog.incarnations(topics - start.incarnations.keys(), mark=True)
         )
+        if self._planned != start:
+            reach("source_after_plan")
         return self._planned
 
     def _look(self, start: Offset) -> None:

@@ -33,6 +33,7 @@ _LAST: Final = 100
 _FIRST: Final = {
     "tests/e2e": 0,
     "tests/chaos": 1,
+    "tests/crashes": 1,
     "tests/integration/cluster": 2,
     "tests/integration/security": 2,
     "tests/integration/packaging": 3,

@@ -177,6 +177,7 @@ class HttpApp:
             return _fault(e)
 
     def _store(self, message: Message, body: bytes) -> asyncio.Future[Outcome] | Answer:
+        reach("http_after_request")
         try:
             future = self.intake.take(message._replace(payload=body))
         except SaturatedError as e:

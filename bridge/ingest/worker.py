@@ -199,6 +199,7 @@ class IngestWorker(LinkHandler):
 
     def on_messages(self, messages: Sequence[Message]) -> None:
         """Take the messages of one read; see the module's docstring."""
+        reach("ingest_after_read")
         self._received = True
         self._credit.ended()
         readings = self.intake.take_all(messages, self.link.epoch, time.monotonic())

@@ -73,7 +73,7 @@ class Cursor:
         """Send these commands again; they are parked, in order, before what is parked already."""
         before = resend[0].position
         self.resend_from = before._replace(batch_index=before.batch_index - 1)
-        self.resend = resend
+        self.resend = [*resend, *self.resend]
 
     def replay_from(self, first: CommandPosition | None) -> None:
         """Send the parked commands from ``first`` on again, none for None; their segments are stored before this cursor."""
@@ -102,9 +102,14 @@ class Cursor:
         self._unnamed += count
 
     def merge(self, other: Cursor) -> None:
-        """Add what ``other``, a record of the same device, has beyond this one; if it resends, the position stays."""
+        """Add what ``other``, a record of the same device, has beyond this one; if it resends, the position stays, and what
+        the broker alone confirmed above it is sent again as well.
+        """
         if self.resend_from is None:
             self.position = max(self.position, other.position)
+        else:
+            above = {one.one for one in other.unproven if one.one.position > self.position}
+            self.resend = sorted(above.union(self.resend))
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
         self.maybe_seen_to = max(
             (one for one in (self.maybe_seen_to, other.maybe_seen_to) if one is not None), default=None

@@ -113,6 +113,7 @@ class Effects:
             )
             core.arrived_invalid(position, str(e), named, len(message.payload))
             return
+        reach("after_read")
         core.arrived(position, command, time.time_ns() // 1000)
 
     def pulled(self, event: Pulled) -> None:

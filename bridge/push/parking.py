@@ -175,8 +175,17 @@ class Parking:
 
     def leave_broker(self, device: Device, now_us: int) -> None:
         """The device was seen elsewhere: what its former broker confirmed since its last sign of life is pending again (H26)."""
-        if device.mode is Mode.LIVE and self._unproven(device, now_us):
+        if device.mode is Mode.PARKED:
+            self.doubt(device, now_us)
+        elif self._unproven(device, now_us):
             self.park(device, now_us)
+
+    def doubt(self, device: Device, now_us: int) -> None:
+        """A parked device is absent: what its broker confirmed before others were parked is pending again (H26)."""
+        if self._unproven(device, now_us) and not device.parked.names_settled:
+            self._resend_unproven(device, now_us)
+            self._probes.watch_expiry(device.name, device.parked)
+        self._devices.sleep(device)
 
     def end_sweep(self, device: Device, now_us: int) -> None:
         """The expired commands are settled: the device is parked as before, with the probe that was planned."""
@@ -196,7 +205,8 @@ class Parking:
             staying.append(device.queue.popleft())
         moving, device.queue = device.queue, staying
         device.ids = {tracked.command.command_id for tracked in staying}
-        if not staying and not len(device.parked):
+        empty = not len(device.parked)
+        if not staying and empty:
             self._resend_unproven(device, now_us)
         first: list[ParkedId] = []
         for tracked in moving:
@@ -214,6 +224,8 @@ class Parking:
                 first += self._park_command(device, tracked, now_us, before=len(device.parked) > 0)
         if first:
             self._segments.prepend(device, first, now_us)
+        if not staying and not empty and not device.parked.names_settled:
+            self._resend_unproven(device, now_us)
 
     def _is_full(self, device: Device, more: int = 0) -> bool:
         """Return whether no further command may be parked; those that are sent again do not count."""
@@ -252,12 +264,18 @@ class Parking:
         if resend:
             device.cursor.resend_parked(resend)
             self._devices.mark_dirty(device)
+            if len(device.parked):
+                self._segments.prepend(device, resend, now_us)
+                return
             for one in resend:
                 self._append(device, one, now_us)
 
     def _unproven(self, device: Device, now_us: int) -> list[ParkedId]:
         since = self.unsure_since(device.name, now_us)
-        return sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+        unproven = sorted(one for one, at_us in device.cursor.unproven if at_us > since)
+        if len(device.parked):  # what a former owner had pending again is parked
+            return [one for one in unproven if one.position < device.parked.position(0)]
+        return unproven
 
     def unsure_since(self, name: str, now_us: int) -> int:
         """Return up to when the device certainly has what the broker confirmed, or is not sent it again after so long."""

@@ -355,7 +355,10 @@ class Partition:
         cursor = self.devices.cursors.get(name) if device is None else None
         if cursor is not None and cursor.unproven:
             device = self.devices.get(name)  # what the broker confirmed has perhaps not arrived
-        if device is None or device.mode is Mode.PARKED:
+        if device is not None and device.mode is Mode.PARKED:
+            self.parking.doubt(device, now_us)
+            return
+        if device is None:
             return
         # A device that is replayed may wait for its turn, with none of its commands in memory.
         if device.mode is Mode.REPLAYING or device.queue or device.cursor.unproven:

@@ -209,6 +209,11 @@ class Parked:
         """Return the key of the segment that has a parked command."""
         return next(segment.key for segment in self._segments if segment.last >= position)
 
+    @property
+    def names_settled(self) -> bool:
+        """Whether a segment has a settled id beside others, which a cursor that goes back would send again."""
+        return len(self) > 0 and any(one.first < self.position(0) for one in self._segments)
+
     def renew(self, new_key: Callable[[], str]) -> tuple[list[str], list[str]]:
         """Put ids that are stored together with settled ones into new segments, so that no stored segment names those.
         Returns the keys of these, in the order in which they are to be stored, and of those that they replace then.

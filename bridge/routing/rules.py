@@ -146,8 +146,9 @@ def _compile(rule: TopicRule, usable: Sequence[str]) -> CompiledRule:
 
 
 def _reading_problem(rule: TopicRule, of: Filter) -> str | None:
-    """Return the problem of the fields for a reading's id and time, None without one."""
-    for name, text in (("reading_id", rule.reading_id), ("reading_time", rule.reading_time)):
+    """Return the problem of the fields for a reading's id, time and number, None without one."""
+    for name in ("reading_id", "reading_time", "sequence"):
+        text = getattr(rule, name)
         if text is not None and not Template.parse(text, of).fields:
             return f"{name} {text!r}: name a field of each message, as {{json:$.id}} or {{user:id}}"
     return None

@@ -52,7 +52,7 @@ class IngestSettings(Section):
     """Routes of MQTT topics to Pulsar topics, in order."""
     presets: tuple[str, ...] = Field((), json_schema_extra=COMMON)
     """Names of ready-made routes that apply after ingest.routes: zigbee2mqtt, tasmota, homie, homie4, chirpstack,
-    thethingsstack. A route in ingest.routes replaces a ready-made one of the same name."""
+    thethingsstack, sparkplug. A route in ingest.routes replaces a ready-made one of the same name."""
     filters: tuple[str, ...] = ()
     """MQTT filters to subscribe to; default: the routes' own filters, without routes ``#``."""
     shard: Annotated[str, checked_by(Shard.parse)] | None = None

@@ -44,6 +44,9 @@ class TopicRule(Section):
     does not read it (`topics explain` shows it)."""
     reading_time: str | None = None
     """Field of a message with its time, as {json:$.time}; like reading_id."""
+    sequence: str | None = None
+    """Field of a message with the device's own number, which grows by one with each message of the route, as
+    {json:$.n}; `pulsebridge audit` reports gaps and repeats."""
     shared: bool = False
     """Whether messages of other routes may have the same Pulsar topic and key, for example if several routes name the
     same devices."""

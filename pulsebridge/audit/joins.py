@@ -8,8 +8,7 @@
 6. Every emitted command reached its device, in the order of the commands topic, and has a receipt.
 
 Redelivered copies in Pulsar, on the commands topic and at the devices are only counted, because delivery is
-at-least-once. A live audit has no journals: it omits 1, 2, the values in 4, the order in 5 and the arrival in
-6. Messages of devices without a journal are compared up to bronze.
+at-least-once. Messages of devices without a journal are compared up to bronze.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bridge.contract import DELIVERIES
-from pulsebridge.audit.records import Emitted, Records, TableRow
+from pulsebridge.audit.records import Emitted, Records
 
 __all__ = ["Finding", "Hop", "Kind", "findings"]
 
@@ -62,12 +61,9 @@ class Finding(NamedTuple):
 def findings(records: Records) -> list[Finding]:
     """Return all missing, repeated, altered, unexpected and disordered messages, hop by hop."""
     found = [] if records.expected is None else _size(records, records.expected)
-    if records.journalled:
-        found += [*_acknowledged(records), *_in_pulsar(records)]
-    found += [*_in_bronze(records), *_in_measurements(records), *_commands(records)]
-    if records.journalled:
-        found += _received(records)
-    return found + _receipts(records)
+    for hop in (_acknowledged, _in_pulsar, _in_bronze, _in_measurements, _commands, _received, _receipts):
+        found += hop(records)
+    return found
 
 
 def _compare(
@@ -174,12 +170,9 @@ def _in_bronze(records: Records) -> list[Finding]:
 
 
 def _in_measurements(records: Records) -> list[Finding]:
-    def ours(row: TableRow) -> bool:
-        return not records.journalled or row.id in records.sent
-
-    bronze = {b.id: b for b in records.bronze if ours(b)}
-    measurements = [s for s in records.measurements if s.device in records.devices or ours(s)]
-    failed = [q for q in records.quarantine if q.device in records.devices or ours(q)]
+    bronze = {b.id: b for b in records.bronze if b.id in records.sent}
+    measurements = [s for s in records.measurements if s.device in records.devices or s.id in records.sent]
+    failed = [q for q in records.quarantine if q.device in records.devices or q.id in records.sent]
     # A message without an id cannot be distinguished from its redelivered copy. So quarantine may have a row for each.
     found = _repeated(Hop.MEASUREMENTS, ((q.id, q.position) for q in failed), fails=True)
     quarantined = {q.id: q for q in failed}
@@ -206,11 +199,10 @@ def _in_measurements(records: Records) -> list[Finding]:
 def _commands(records: Records) -> list[Finding]:
     emitted = [e for e in sorted(records.emitted, key=lambda e: e.position) if e.device in records.devices]
     rank = {e.id: records.sent[e.reading_id].seq for e in emitted if e.reading_id in records.sent}
-    calls = records.calls if records.calls is not None else _first_copies(emitted)
     alerts = [a for a in records.alerts if a.device in records.devices]
     return [
-        *_compare(Hop.ALERTS, calls, alerts, same=("device",), once=True),
-        *_compare(Hop.COMMANDS, calls, emitted, same=("device", "rule", "reading_id"), rank=rank),
+        *_compare(Hop.ALERTS, records.calls, alerts, same=("device",), once=True),
+        *_compare(Hop.COMMANDS, records.calls, emitted, same=("device", "rule", "reading_id"), rank=rank),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The records that the audit compares, as plain rows: device journals, Pulsar, Delta tables.
+"""The records of a run that its audit compares, as plain rows: device journals, Pulsar, Delta tables.
 
 ``id`` is the message's ``record_id``; times are µs since the epoch. ``journal``, ``pulsar`` and ``tables`` read the
 rows, ``joins`` compares them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -137,7 +137,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """All records of one audit. Without journals, all devices are audited from Pulsar on."""
+    """All records of one run."""
 
     published: tuple[Published, ...] = ()
     acks: tuple[Ack, ...] = ()
@@ -150,15 +150,10 @@ class Records:
     quarantine: tuple[TableRow, ...] = ()
     alerts: tuple[TableRow, ...] = ()
     """``id`` is the id of the alert's command."""
-    calls: Mapping[str, Call] | None = None
-    """The commands that the rules require, by id; None if unknown."""
+    calls: Mapping[str, Call] = field(default_factory=dict)
+    """The commands that the rules require, by id."""
     expected: Mapping[str, int] | None = None
     """Minimum numbers of ``readings``, ``faults`` and ``commands``; None if unknown."""
-
-    @property
-    def journalled(self) -> bool:
-        """Whether any device has a journal."""
-        return bool(self.published or self.acks or self.received)
 
     @cached_property
     def sent(self) -> dict[str, Published]:
@@ -167,7 +162,5 @@ class Records:
 
     @cached_property
     def devices(self) -> frozenset[str]:
-        """The audited devices: those with a journal, else those in Pulsar."""
-        if self.journalled:
-            return frozenset(p.device for p in self.published)
-        return frozenset(s.device for s in self.stored) | frozenset(e.device for e in self.emitted)
+        """The devices with a journal."""
+        return frozenset(p.device for p in self.published)

@@ -108,9 +108,7 @@ def audit(records: Records, events: Iterable[Mapping[str, Any]] = ()) -> Verdict
 
 def numbers(records: Records, found: Sequence[Finding]) -> list[Number]:
     """Return the lines of the table, readings first, then commands."""
-    lines = [*_readings(records), *_flaws(found), *_commands(records, found)]
-    # The origin of a number that needs the journals contains the word journal.
-    return lines if records.journalled else [line for line in lines if "journal" not in line.how]
+    return [*_readings(records), *_flaws(found), *_commands(records, found)]
 
 
 def _readings(records: Records) -> list[Number]:
@@ -118,8 +116,8 @@ def _readings(records: Records) -> list[Number]:
     pulsar, bronze, measurements, failed = (
         {row.id for row in rows} for rows in (stored, records.bronze, records.measurements, records.quarantine)
     )
-    sent = set(records.sent) if records.journalled else pulsar
-    acked = {a.id for a in records.acks} & sent if records.journalled else pulsar
+    sent = set(records.sent)
+    acked = {a.id for a in records.acks} & sent
     faults = {p.id for p in records.published if p.fault}
     expected, total = records.expected or {}, len(sent)
     split = f"of these ids: {len(measurements & sent):,} in measurements, {len(failed & sent):,} in quarantine"
@@ -156,7 +154,7 @@ def _commands(records: Records, found: Sequence[Finding]) -> list[Number]:
     distinct = set(emitted)
     received = [r.id for r in records.received if r.id in distinct]
     receipts = {r.id for r in records.receipts} & distinct
-    called = distinct if records.calls is None else set(records.calls)
+    called = set(records.calls)
     due = len(called)
     absent, disorder = (_count(found, _COMMANDS, kind) for kind in (Kind.MISSING, Kind.OUT_OF_ORDER))
     topic_copies, device_copies = len(emitted) - len(distinct), len(received) - len(set(received))

@@ -38,7 +38,8 @@ _EXTRAS: Final = {
     "vl_convert": "demo",
     "h11": "http",
     "bokeh_sampledata": "demo",
-    "deltalake": "demo",
+    "deltalake": "audit",
+    "numpy": "audit",
     "nbclient": "notebook",
     "nbformat": "notebook",
 }

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bridge.errors import ConfigError
+from pulsebridge.cli.audit import audit
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.output.text import json_text
 
@@ -124,37 +125,3 @@ def demo(
     scale = QUICK if quick else FULL
     servers = (mqtt, pulsar, admin)
     raise typer.Exit(run_demo(DemoOptions(out, scale, not no_chaos, more, keep, offline, *servers, sets or ())))
-
-
-def audit(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a run, which the demo prints.")],
-    as_json: JsonOption = False,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="Read Pulsar now (by the run's settings) instead of the run's dump."),
-    ] = False,
-) -> None:
-    """Audit a run: compare the journals of the devices, Pulsar and Delta, message by message.
-
-    Exit code 0 only if no message is missing, out of order or duplicate, and the run is as long as planned.
-
-    Examples:
-
-        pulsebridge audit build/demo
-
-        pulsebridge audit build/demo --live --json
-    """
-    from rich.console import Console
-
-    from bridge.settings.loading import load
-    from pulsebridge.audit.show import show
-    from pulsebridge.demo.run_folder import RunFolder
-
-    run = RunFolder(run_dir)
-    run.manifest()  # raises at once if the folder is not that of a run
-    verdict = run.audit(load(run.settings_file).pulsar if live else None)
-    if as_json:
-        typer.echo(json_text(verdict.as_dict(), indent=2))
-    else:
-        show(verdict, Console())
-    raise typer.Exit(0 if verdict.passed else 1)

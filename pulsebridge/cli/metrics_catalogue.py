@@ -13,6 +13,8 @@ from bridge.intake.metrics import IngestMetrics, LinkMetrics, SessionMetrics
 from bridge.metrics import HealthCollector
 from bridge.mop_metrics import MopCollector, Traffic
 from bridge.push.metrics import PushMetrics
+from pulsebridge.audit.live.findings import Report
+from pulsebridge.audit.live.metrics import AuditMetrics
 from sources.metrics import SourceMetrics
 from sources.stream_metrics import Figures, StreamMetrics
 
@@ -51,6 +53,7 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     stream = StreamMetrics(registry)
     stream.validated("name", 1, 0)
     stream.progressed("name", Figures(1, 0.0, {"phase": 0.0}, 0, 0, 0.0, 0))
+    AuditMetrics(registry).take(Report(0, 1, counts={("hop", "kind"): 1}, read={"record": 1}), 0.0)
     registry.register(HealthCollector(Health()))
     found = sorted(_families(registry))
     if mop:

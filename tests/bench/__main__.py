@@ -7,7 +7,20 @@ import sys
 from pathlib import Path
 
 from bridge.errors import PulsebridgeError
-from tests.bench import idle, ingest, loop, notebook, outage, push, push_parked, silver, source, spark_settings
+from tests.bench import (
+    audit,
+    idle,
+    ingest,
+    loop,
+    notebook,
+    outage,
+    push,
+    push_parked,
+    silver,
+    source,
+    spark_settings,
+    sparkplug,
+)
 from tests.bench.results import Figure, show, write
 
 GROUPS = {
@@ -18,7 +31,9 @@ GROUPS = {
     "loop": loop.measure,
     "silver": silver.measure,
     "settings": spark_settings.measure,
+    "sparkplug": sparkplug.measure,
     "notebook": notebook.measure,
+    "audit": audit.measure,
     "push": push.measure,
     "parked": push_parked.measure,
 }
@@ -28,7 +43,9 @@ ON_REQUEST = {
     "idle": "takes 10 minutes",
     "parked": "takes 10 minutes",
     "silver": "takes several minutes",
+    "audit": "takes several minutes",
     "settings": "takes 20 minutes",
+    "sparkplug": "takes several minutes",
 }
 
 

@@ -1,6 +1,6 @@
-"""``make chaos``: kill the worker, the MQTT broker and Pulsar at every named point, then at random under load.
+"""``make chaos``: kill the worker, the MQTT broker and Pulsar at random under load; ``make crashes`` kills at named points.
 
-Of ingest, or with ``--push`` of push, with devices that come and go. With ``--hostile`` nothing is killed: hostile devices
+Of ingest, or with ``--push`` of push, with devices that come and go: that one at its named points first. With ``--hostile`` nothing is killed: hostile devices
 attack ingest, push and the pipeline beside 1,000 honest ones. With ``--roam`` devices change at random between two MQTT
 brokers, which two push processes serve; nothing is killed unless ``--push`` says so.
 """
@@ -22,7 +22,6 @@ from tests.chaos.push_world import PUSH_POINTS, push_world
 from tests.chaos.world import VICTIMS, World, world
 from tests.support.fleet import Fleet
 from tests.support.folders import own_folder
-from tests.support.kill_points import INGEST_KILL_POINTS
 from tests.support.stack import new_stack
 
 _EACH = 3
@@ -39,7 +38,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help="messages per second: 2000, of push 100 commands")
     parser.add_argument("--devices", type=int, help="100, of push 1000")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--no-points", action="store_true", help="leave out the named points")
+    parser.add_argument("--no-points", action="store_true", help="of push: leave out the named points")
     parser.add_argument("--hostile", action="store_true", help="hostile devices, and no kills")
     parser.add_argument("--mqtt", choices=("artemis", "mosquitto"), default="artemis", help="of --hostile: the broker")
     parser.add_argument("--push", action="store_true", help="kill push instead of ingest")
@@ -155,39 +154,16 @@ def _ingest(args: argparse.Namespace, seed: int) -> int:
     with (
         own_folder("chaos") as folder,
         LocalStack(LocalSettings(start_timeout="5m", cluster=args.cluster)) as stack,
+        world(stack, folder) as one,
     ):
-        failed = 0
-        if not args.no_points:
-            place = folder / "points"
-            place.mkdir()
-            with world(stack, place) as one:
-                one.start()
-                # At a higher rate Artemis has used all packet identifiers before the last kill (test_ingest_chaos.py).
-                with one.fleet(devices=20, rate=100) as fleet:
-                    _named(one)
-                    failed += _account(one, fleet)
-        with world(stack, folder) as one:
-            one.start()
-            with one.fleet(devices=args.devices or 100, rate=args.rate or 2000.0) as fleet:
-                _say(f"at random for {args.seconds:.0f} s")
-                begin = time.monotonic()
-                one.at_random(args.seconds, random.Random(seed), _say)
-                rate = fleet.total / (time.monotonic() - begin)
-                _say(f"{rate:.0f} messages per second were acknowledged, kills included")
-                failed += _account(one, fleet)
-    return 1 if failed else 0
-
-
-def _named(one: World) -> None:
-    for victim in VICTIMS:
-        for point in INGEST_KILL_POINTS:
-            for number in range(_EACH):
-                one.end_or_kill()
-                # Three reconnects within a minute would mean that another process has the client id (H10).
-                one.kill_at(point, 1 if point == "ingest_in_reconnect" else 1 + number, victim)
-            _say(f"{victim} killed {_EACH} times at {point}")
-    one.end_or_kill()
-    one.start()
+        one.start()
+        with one.fleet(devices=args.devices or 100, rate=args.rate or 2000.0) as fleet:
+            _say(f"at random for {args.seconds:.0f} s")
+            begin = time.monotonic()
+            one.at_random(args.seconds, random.Random(seed), _say)
+            rate = fleet.total / (time.monotonic() - begin)
+            _say(f"{rate:.0f} messages per second were acknowledged, kills included")
+            return _account(one, fleet)
 
 
 def _account(one: World, fleet: Fleet) -> int:

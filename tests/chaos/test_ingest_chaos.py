@@ -1,7 +1,7 @@
 """Ingest, its MQTT broker and Pulsar killed with -9 at named points and at random, while a fleet publishes.
 
-Artemis alone: Mosquitto loses its own queues when it is killed. ``make chaos`` runs all points for all three, and ten
-minutes at random; here is what fits into a test run.
+Artemis alone: Mosquitto loses its own queues when it is killed. ``make crashes`` has a cell for
+each point and each of the three, ``make chaos`` ten minutes at random; here is what fits into a test run.
 """
 
 from __future__ import annotations

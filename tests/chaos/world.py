@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +52,7 @@ class World:
         resume_topic: Callable[[str], str | None] = lambda root: None,
         metrics_port: int = 0,
         pulsar_settings: PulsarSettings | None = None,
+        client_id: str | None = None,
     ) -> None:
         """``rules`` come before the one for the fleet; like ``resume_topic`` they are made for the level above all topics."""
         self.stack = stack
@@ -59,7 +60,10 @@ class World:
         self.pulsar = pulsar_settings or provisioned(stack)
         self.kills: dict[Victim, int] = dict.fromkeys(VICTIMS, 0)
         self.times: list[Kill] = []
-        mqtt = mqtt_settings(stack, protocol=protocol, port=proxy.port, keep_alive="5s", reconnect_max="500ms")
+        session = {} if client_id is None else {"client_id": client_id}
+        mqtt = mqtt_settings(
+            stack, protocol=protocol, port=proxy.port, keep_alive="5s", reconnect_max="500ms", **session
+        )
         self.root = mqtt.client_id
         rule = TopicRule(name="chaos", filter=f"{self.root}/+device/x", topic=TOPIC, device="{device}")
         made = ingest_settings(
@@ -78,15 +82,18 @@ class World:
         )
         self.process: subprocess.Popen[bytes] | None = None
 
-    def fleet(self, *, devices: int, rate: float) -> Fleet:
+    def fleet(self, *, devices: int, rate: float, confirmed: Sequence[int] = ()) -> Fleet:
         """Devices straight at the MQTT broker, not through the proxy."""
-        return Fleet(self.stack.mqtt_host, self.stack.mqtt_port, self.root, devices=devices, rate=rate)
+        host, port = self.stack.mqtt_host, self.stack.mqtt_port
+        return Fleet(host, port, self.root, devices=devices, rate=rate, confirmed=confirmed)
 
     # --- the worker ---
 
-    def start(self, *, kill_at: str = "", kill: Victim = "worker") -> None:
-        """Start the worker and wait until it has its subscriptions."""
-        environment = os.environ | {"PULSEBRIDGE_KILL_AT": kill_at, "PYTHONFAULTHANDLER": "1"}
+    def start(self, *, kill_at: str = "", kill: Victim = "worker", stop_at: str = "") -> None:
+        """Start the worker and wait until it has its subscriptions. At ``stop_at`` it stops until SIGCONT."""
+        environment = os.environ | {"PULSEBRIDGE_KILL_AT": kill_at or stop_at, "PYTHONFAULTHANDLER": "1"}
+        if stop_at:
+            environment["PULSEBRIDGE_KILL_SIGNAL"] = "STOP"
         if kill != "worker":
             environment["PULSEBRIDGE_KILL_PID"] = str(self.stack.pids[kill])
         before = self._subscribed()

@@ -35,9 +35,9 @@ from streaming.alert_rules import load_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (
-    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "BROKERS.md", "MOVING.md", "SCALE.md", "streaming/TABLES.md",
+    "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "GUARANTEES.md", "COMMANDS.md", "BROKERS.md", "CRASHES.md", "MOVING.md", "SCALE.md", "AUDIT.md", "SPARKPLUG.md", "streaming/TABLES.md",
 )  # fmt: skip
-TOP = r"(?:bridge|sources|sinks|streaming|pulsebridge|notebooks|examples|tests|conf|\.ci|\.github)"
+TOP = r"(?:bridge|sources|sinks|streaming|sparkplug|pulsebridge|notebooks|examples|tests|conf|\.ci|\.github)"
 
 
 def text(name: str) -> str:
@@ -107,7 +107,7 @@ def test_commands_in_the_texts_of_the_packages_exist(command: Any) -> None:
     """Messages, remedies and help name a command of a group only if the group has it."""
     for path in (
         path
-        for top in ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+        for top in ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
         for path in (ROOT / top).rglob("*.py")
     ):
         for group, name in re.findall(r"\bpulsebridge ([a-z-]+) ([a-z][a-z-]*)", path.read_text(encoding="utf-8")):

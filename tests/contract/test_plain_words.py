@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
 DOCUMENTS: Final = (
     "README.md",
     "ARCHITECTURE.md",
@@ -18,8 +18,11 @@ DOCUMENTS: Final = (
     "CHANGELOG.md",
     "COMMANDS.md",
     "BROKERS.md",
+    "CRASHES.md",
     "MOVING.md",
     "SCALE.md",
+    "AUDIT.md",
+    "SPARKPLUG.md",
 )
 INSTEAD: Final = {
     "told tells heard unheard said": "report, notify, receive, state",

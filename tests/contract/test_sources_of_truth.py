@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+PACKAGES = ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
 MODULE_LINES = 500
 FUNCTION_LINES = 60
 CLASS_ATTRIBUTES = 15

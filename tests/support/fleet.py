@@ -12,6 +12,7 @@ import threading
 import time
 from array import array
 from bisect import bisect
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
@@ -59,13 +60,26 @@ class _Device:
 class Fleet:
     """``devices`` devices that publish ``rate`` messages per second together, on ``root/dNNN/x``, until stopped."""
 
-    def __init__(self, host: str, port: int, root: str, *, devices: int, rate: float, size: int = 0) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        root: str,
+        *,
+        devices: int,
+        rate: float,
+        size: int = 0,
+        confirmed: Sequence[int] = (),
+    ) -> None:
+        """``confirmed``: how many publishes of each device were acknowledged before; it continues there."""
         self._address = (host, port)
         self._root = root
         self._size = size
         self._period = devices / rate
         self._devices = [_Device(number) for number in range(devices)]
-        self.confirmed = [0] * devices
+        self.confirmed = list(confirmed) or [0] * devices
+        for one, count in zip(self._devices, self.confirmed, strict=True):
+            one.next = count
         self.repeated: set[tuple[int, int]] = set()
         """What a device published again, for it saw no acknowledgement."""
         self.strange: list[str] = []

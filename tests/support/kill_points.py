@@ -6,6 +6,7 @@ from typing import Final
 
 KILL_POINTS: Final = (
     "after_takeover",  # this process has the exclusive producer, it has not read or pushed
+    "after_read",  # this process has the command, it is not pushed
     "after_publish",  # the link has the command
     "after_puback",  # the broker has the command, the cursor is not written
     "after_answer",  # the device has answered (confirm: device), the cursor is not written
@@ -36,6 +37,7 @@ RESUME_KILL_POINTS: Final = (
 """Of push, for devices that keep their own offset."""
 
 INGEST_KILL_POINTS: Final = (
+    "ingest_after_read",  # this process has the messages, no producer has them
     "ingest_before_receipt",  # a producer has the messages, it has no receipt
     "ingest_after_receipt",  # Pulsar has them, no PUBACK is sent
     "ingest_after_puback",  # the socket has the PUBACKs
@@ -43,6 +45,7 @@ INGEST_KILL_POINTS: Final = (
 )
 
 HTTP_KILL_POINTS: Final = (
+    "http_after_request",  # this process has the message, no producer has it
     "http_before_receipt",  # a producer has the message, it has no receipt
     "http_after_receipt",  # Pulsar has the message, the request is not answered
 )
@@ -73,6 +76,7 @@ MOVE_KILL_POINTS: Final = (
 SOURCE_KILL_POINTS: Final = (
     "source_in_first_offset",  # one more partition has the subscription, not all of them
     "source_after_first_offset",  # all have it, Spark has not written the start of the query
+    "source_after_plan",  # the next batch is planned, Spark's offset log does not have it
     "source_after_record",  # the commit of a batch is recorded, nothing is acknowledged
     "source_after_ack",  # one more partition is acknowledged
 )
@@ -86,8 +90,9 @@ SOURCE_TASK_KILL_POINTS: Final = (
 SINK_TASK_KILL_POINTS: Final = (
     "sink_before_task",  # Spark has rows for the task, none is written
     "sink_after_task",  # Pulsar has all rows of the task, the task has not ended
+    "sink_in_commit",  # all tasks have ended, Spark has not committed the batch
 )
-"""Of Spark's Python workers that write commands and alerts."""
+"""Of Spark's Python workers that write commands and alerts; the last of the driver's."""
 
 TABLE_KILL_POINTS: Final = (
     "table.validated",  # a batch of a flow is validated, none of its rows is written

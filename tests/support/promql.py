@@ -25,6 +25,7 @@ _FUNCTIONS = {
     "rate": "range", "increase": "range", "irate": "range", "deriv": "range", "delta": "range", "resets": "range",
     "max_over_time": "range", "min_over_time": "range", "avg_over_time": "range", "changes": "range",
     "histogram_quantile": "instant", "absent": "instant", "clamp_min": "instant", "vector": "instant", "abs": "instant",
+    "time": "instant",
 }  # fmt: skip
 _AGGREGATIONS = {"sum", "max", "min", "avg", "count", "topk", "bottomk", "quantile"}
 _BINARY = [

@@ -146,10 +146,12 @@ class Devices:
         answering: Callable[[str, int], bool] | None = None,
         *,
         failing: bool = False,
+        received: Callable[[str, Message], None] | None = None,
     ) -> None:
         """``answering`` decides whether a device answers when it has got so many messages; if not, it sends no
-        answer, or with ``failing`` a failure.
+        answer, or with ``failing`` a failure. ``received`` gets each message, which then is not kept.
         """
+        self._received = received
         self.got: dict[str, list[Message]] = defaultdict(list)
         self._prefix = settings.push.client_id
         self._answering = answering
@@ -168,7 +170,10 @@ class Devices:
 
     def _on_message(self, message: Message) -> None:
         device = message.topic.split("/")[-2]
-        self.got[device].append(message)
+        if self._received is None:
+            self.got[device].append(message)
+        else:
+            self._received(device, message)
         if self._answering is not None and self._answering(device, len(self.got[device])):
             self.answer(message, b"done " + message.payload)
         elif self._failing:

@@ -140,35 +140,3 @@ def test_what_other_devices_send_is_left_out_but_must_be_in_bronze() -> None:
     assert findings(kept) == []
     lost = findings(replace(whole, stored=(*whole.stored, guest)))
     assert [(f.hop, f.kind, f.records) for f in lost] == [(Hop.BRONZE, Kind.MISSING, ("guest-1",))]
-
-
-def live(values: list[list[int]]) -> Records:
-    """What a running system knows of itself: nothing of what its devices wrote down or were to do."""
-    return replace(whole_run(values), published=(), acks=(), received=(), calls=None, expected=None)
-
-
-@settings(deadline=None, max_examples=40)
-@given(fleets)
-def test_a_live_audit_needs_no_journals_and_no_plan(values: list[list[int]]) -> None:
-    assert findings(live(values)) == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "hop"),
-    [
-        ("bronze", Hop.BRONZE),
-        ("measurements", Hop.MEASUREMENTS),
-        ("quarantine", Hop.MEASUREMENTS),
-        ("receipts", Hop.RECEIPTS),
-    ],
-)
-@settings(deadline=None, max_examples=20)
-@given(data=st.data())
-def test_a_live_audit_names_what_is_removed_or_repeated(kind: str, hop: str, data: st.DataObject) -> None:
-    records = live([DIP, DIP])
-    rows = getattr(records, kind)
-    victim = data.draw(st.sampled_from(rows))
-    for tampered in (tuple(r for r in rows if r is not victim), (*rows, victim)):
-        found = findings(replace(records, **{kind: tampered}))
-        assert {f.records for f in found} == {(victim.id,)}
-        assert hop in {f.hop for f in found}

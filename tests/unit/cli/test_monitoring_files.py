@@ -209,6 +209,9 @@ def test_no_label_can_grow_with_devices_or_topics() -> None:
         "phase",
         "state",
         "version",
+        "hop",
+        "kind",
+        "record",
     }
     assert labels == bounded
     named_by_mop = {label for family in catalogue() for label in family.labels} - labels

@@ -16,8 +16,8 @@ from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, Stor
 from bridge.push.device_protocol import answer_filters, check_topic, outgoing, parse_answer
 from bridge.push.partition import Partition
 from bridge.settings import MqttSettings, PushSettings, Settings
+from tests.simulation.push_world import SECOND, PushWorld
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld
 
 NOW = 1_000 * SECOND
 LIMITS = Limits(

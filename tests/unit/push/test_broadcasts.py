@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,12 +37,11 @@ from bridge.push.groups.owner import _device_of
 from bridge.push.partition import Partition
 from bridge.push.states import Mode
 from bridge.settings import PushSettings
-from tests.support.broadcast_world import BroadcastWorld
+from tests.simulation.broadcast_world import BroadcastWorld
+from tests.simulation.push_world import SECOND
+from tests.simulation.scenarios import CHANGES, DEVICE, GROUP, LINKS, MOVES
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND
-from tests.unit.push.test_walks import CHANGES, DEVICE, LINKS, MOVES, RARE, STEPS, WALK_EVENTS
 
-GROUP: Final = ("write_group", "write_group", "expand", "expand", "expand", "broadcast", "answer_broadcast")
 EVENTS: Final = (*MOVES, *GROUP, *GROUP)
 
 
@@ -83,25 +79,6 @@ def test_no_walk_with_broadcasts_loses_reorders_or_repeats_unmarked(
 ) -> None:
     limits = replace(DEVICE, **changes)  # type: ignore[arg-type]
     play(limits, poison_every, played, links=links, elsewhere=elsewhere)
-
-
-@pytest.mark.timeout(60 + WALK_EVENTS // 100)
-def test_no_long_walk_with_broadcasts_loses_reorders_or_repeats_unmarked() -> None:
-    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
-    print(f"TEST_SEED={seed} TEST_PUSH_EVENTS={WALK_EVENTS}")
-    walk = random.Random(seed)
-    for begun in range(0, WALK_EVENTS, STEPS):
-        rare, links = walk.choice((1, 4, 16)), walk.choice(LINKS)
-        weighted = [event for event in EVENTS for _ in range(1 if event in RARE else rare)]
-        played = [(walk.choice(weighted), walk.randrange(1000)) for _ in range(STEPS)]
-        limits = replace(DEVICE, **walk.choice(CHANGES))  # type: ignore[arg-type]
-        poison_every, finish = walk.choice((0, 0, 5)), walk.randrange(5) == 0
-        elsewhere = walk.random() < 0.5
-        try:
-            play(limits, poison_every, played, finish=finish, links=links, elsewhere=elsewhere)
-        except AssertionError:
-            print(f"world {begun // STEPS}, {limits}, {links}, {elsewhere=}")
-            raise
 
 
 # --- single steps ---

@@ -12,8 +12,8 @@ from bridge.push.actions import Ack, Action, DeadLetter, Push, StoreCursor, Stor
 from bridge.push.cursor import Cursor
 from bridge.push.delivery import NO_SUBSCRIBERS
 from bridge.push.partition import Partition
+from tests.simulation.push_world import SECOND, PushWorld, cursors_of
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 NOW = 1_000 * SECOND
 LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND, remembered_ids=16)

@@ -10,8 +10,8 @@ import pytest
 from bridge.push.actions import Ack, DeadLetter, Push, StoreCursor, StoreReceipt, StoreSegment
 from bridge.push.partition import Partition
 from bridge.push.states import Mode
+from tests.simulation.push_world import PushWorld
 from tests.support.push_limits import Limits
-from tests.support.push_world import PushWorld
 from tests.unit.push.test_parking import (
     ABSENT,
     EVENTS,

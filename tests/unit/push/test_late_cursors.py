@@ -258,6 +258,15 @@ def test_h25_what_a_late_cursor_passed_gets_its_receipt_although_the_successor_l
     assert read(log).clean, "the second one has written it"
 
 
+def test_h26_what_the_broker_alone_confirmed_to_a_former_owner_is_sent_again_with_what_its_successor_resends() -> None:
+    former, successor = confirmed([1, 2], 1000), cursor_at(1)
+    successor.resend_parked([unproven_at(1, 0).one])
+    found = read([*BEFORE, ("d", successor.encode(), "successor"), ("d", former.encode(), "former")])
+    cursor = found.by_device["d"]
+    assert cursor.resend == [unproven_at(1, 0).one, unproven_at(2, 0).one]
+    assert (cursor.position, found.stale) == (position(1), {"d"})
+
+
 def test_a_term_of_another_version_is_refused() -> None:
     with pytest.raises(ContractError):
         CursorRecords(8).take(TERM_KEY, b'{"v":9,"term":1}', "x")

@@ -20,8 +20,8 @@ from bridge.push.probes import Presence
 from bridge.push.segments import Parked
 from bridge.push.states import Mode
 from bridge.settings.push import PresenceRule
+from tests.simulation.push_world import SECOND, PushWorld, cursors_of
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 LIMITS = Limits(
     remembered_ids=16,

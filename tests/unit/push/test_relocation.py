@@ -20,8 +20,8 @@ from bridge.push.actions import (
 )
 from bridge.push.partition import Partition
 from bridge.push.segments import Parked
+from tests.simulation.push_world import SECOND, cursors_of
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, cursors_of
 
 HOUR = 3600 * SECOND
 LIMITS = Limits(

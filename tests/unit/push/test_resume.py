@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.simulation.push_world import SECOND, PushWorld
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld
 
 BROKER = Limits(
     window=4,

@@ -14,8 +14,8 @@ from bridge.mqtt.types import Disconnected
 from bridge.push.actions import DeadLetter, Push, StoreReceipt
 from bridge.push.flights import SHORT_US
 from bridge.push.partition import Partition
+from tests.simulation.push_world import SECOND, PushWorld
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld
 from tests.unit.push.test_core import EVENTS, play, steps
 
 NOW = 1_000 * SECOND

@@ -1,13 +1,7 @@
-"""Random events in any order, under limits of all kinds: no command is lost, reordered or repeated without a mark.
-
-``TEST_PUSH_EVENTS`` sets how many events the long walk sends, ``TEST_SEED`` its seed.
-"""
+"""Random events in any order, under limits of all kinds: no command is lost, reordered or repeated without a mark."""
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from dataclasses import replace
 from typing import Final
 
@@ -16,62 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.contract.cursors import ids_key
+from tests.simulation.push_world import PushWorld
+from tests.simulation.scenarios import BROKER, CHANGES, DEVICE, LINKS, MOVES
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld
-
-WALK_EVENTS: Final = int(os.environ.get("TEST_PUSH_EVENTS", "3000"))
-STEPS: Final = 300
-"""Events of one world."""
-
-BROKER: Final = Limits(
-    remembered_ids=16,
-    retry_min_us=SECOND // 10,
-    retry_max_us=2 * SECOND,
-    park_after=2,
-    replay_rate=100,
-    probe_min_us=2 * SECOND,
-    probe_max_us=10 * SECOND,
-    resume_every_us=SECOND // 2,
-    awake=1,
-)
-DEVICE: Final = replace(BROKER, answers=True, answer_timeout_us=SECOND)
-CHANGES: Final[list[dict[str, int]]] = [
-    {},
-    {"awake": 100},
-    {"window": 2, "pending": 4, "device_pending": 2, "parked_max": 3, "replay_window": 2},
-    {"attempts": 2},
-    {"attempts": 1, "parked_max": 2},
-    {"move_after_us": 2 * SECOND},
-    {"pending_bytes": 6},
-    {"resume_max": 3, "move_after_us": SECOND},
-    {"silence_us": 3 * SECOND, "replay_rate": 10},
-    {"puback_timeout_us": SECOND},
-    {"window": 1, "pending": 10},
-]
-EVENTS: Final = (
-    "write_command", "write_command", "receive", "receive", "arrive", "arrive", "puback", "puback", "answer", "publish",
-    "hear", "copy", "trim", "store", "store", "store", "pull", "pull", "find", "ask", "leave", "come_back", "work",
-    "connect", "pass_time", "pass_time", "write_bad", "read_again", "lose_link", "close_link", "kill_broker", "forget",
-    "write_again", "lose_cursors", "crash", "hand_over",
-)  # fmt: skip
-MOVES: Final = (*EVENTS, "move", "move", "will")
-"""With several brokers, between which devices move."""
-LINKS: Final = [("",), ("a", "b"), ("a", "b", "c")]
-RARE: Final = frozenset(
-    [
-        "write_bad",
-        "read_again",
-        "lose_link",
-        "close_link",
-        "kill_broker",
-        "forget",
-        "write_again",
-        "lose_cursors",
-        "crash",
-        "hand_over",
-        "ask",
-    ]
-)
 
 
 def play(
@@ -143,22 +84,11 @@ def test_h26_a_birth_message_that_a_former_broker_retains_does_not_prove_that_a_
     play(BROKER, 0, played, links=("a", "b", "c"))
 
 
-@pytest.mark.timeout(60 + WALK_EVENTS // 100)
-def test_no_long_walk_under_any_limits_loses_reorders_or_repeats_unmarked() -> None:
-    seed = int(os.environ.get("TEST_SEED", time.time_ns() % 1_000_000))
-    print(f"TEST_SEED={seed} TEST_PUSH_EVENTS={WALK_EVENTS}")
-    walk = random.Random(seed)
-    for begun in range(0, WALK_EVENTS, STEPS):
-        rare = walk.choice((1, 4, 16))
-        links = walk.choice(LINKS)
-        weighted = [
-            event for event in (EVENTS if links == ("",) else MOVES) for _ in range(1 if event in RARE else rare)
-        ]
-        played = [(walk.choice(weighted), walk.randrange(1000)) for _ in range(STEPS)]
-        limits = replace(walk.choice((BROKER, DEVICE)), **walk.choice(CHANGES))  # type: ignore[arg-type]
-        poison_every, finish = walk.choice((0, 0, 5)), walk.randrange(10) == 0
-        try:
-            play(limits, poison_every, played, finish=finish, links=links)
-        except AssertionError:
-            print(f"world {begun // STEPS}, {limits}, {links}")
-            raise
+@pytest.mark.parametrize("then", [[], [("hand_over", 0)]], ids=["", "restarted"])
+def test_h26_a_device_that_is_replayed_when_it_moves_gets_what_its_former_broker_alone_confirmed(
+    then: list[tuple[str, int]],
+) -> None:
+    """Broker a confirms a command, but the device is at b. No broker is connected, so the partition gets full."""
+    confirmed = [("write_command", 22), ("receive", 0), ("arrive", 1), ("puback", 0), *[("store", 0)] * 3]
+    full = [("lose_link", 0), ("lose_link", 1), *[("write_command", 22), ("receive", 0)] * 4]
+    play(replace(BROKER, pending_bytes=6), 0, [*confirmed, *full, *then], links=("a", "b"))

@@ -64,6 +64,12 @@ SAMPLES: list[tuple[str, str, str, str | None, str | None]] = [
     ("thethingsstack", "v3/app1/devices/dev1/join", "thethingsstack", "app1/dev1", "v3/app1/devices/dev1/down/push"),
     ("thethingsstack", "v3/app1@ttn/devices/dev1/down/ack", "thethingsstack", "app1@ttn/dev1", None),
     ("thethingsstack", "v3/app1@ttn/devices/dev1/location/solved", "thethingsstack", "app1@ttn/dev1", None),
+    ("sparkplug", "spBv1.0/Sparkplug B Devices/NBIRTH/Raspberry Pi", "sparkplug", "Sparkplug B Devices/Raspberry Pi", None),
+    ("sparkplug", "spBv1.0/Sparkplug B Devices/NDATA/Raspberry Pi", "sparkplug", "Sparkplug B Devices/Raspberry Pi", None),
+    ("sparkplug", "spBv1.0/Sparkplug B Devices/NDEATH/Raspberry Pi", "sparkplug", "Sparkplug B Devices/Raspberry Pi", None),
+    ("sparkplug", "spBv1.0/Sparkplug B Devices/DBIRTH/Raspberry Pi/Pibrella", "sparkplug", "Sparkplug B Devices/Raspberry Pi", None),
+    ("sparkplug", "spBv1.0/Sparkplug B Devices/DDATA/Raspberry Pi/Pibrella", "sparkplug", "Sparkplug B Devices/Raspberry Pi", None),
+    ("sparkplug", "spBv1.0/Sparkplug B Devices/DDEATH/Raspberry Pi/Pibrella", "sparkplug", "Sparkplug B Devices/Raspberry Pi", None),
 ]  # fmt: skip
 
 # what people and applications send to the devices
@@ -78,6 +84,7 @@ COMMANDS = [
     ("chirpstack", "application/0d9f6a4b-5a1e/device/0101010101010101/command/down"),
     ("thethingsstack", "v3/app1@ttn/devices/dev1/down/push"),
     ("thethingsstack", "v3/app1@ttn/devices/dev1/down/replace"),
+    ("sparkplug", "spBv1.0/STATE/host"),
 ]
 
 

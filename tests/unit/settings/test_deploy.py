@@ -23,7 +23,8 @@ from tests.support.waiting import patient
 
 DEPLOY = Path(__file__).resolve().parents[3] / "conf/deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+UNITS = sorted((DEPLOY / "systemd").glob("*@.service"))
+AUDIT = DEPLOY / "systemd/pulsebridge-audit.service"
 SECRETS = "/etc/pulsebridge/secrets"
 KUBERNETES = "1.29"
 
@@ -34,7 +35,8 @@ def documents() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def pod(document: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = document["spec"]["template"]["spec"]
+    template = document["spec"].get("jobTemplate", document)["spec"]["template"]
+    spec: dict[str, Any] = template["spec"]
     return spec
 
 
@@ -59,11 +61,11 @@ def test_every_manifest_is_valid_kubernetes() -> None:
     for document in documents().values():
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
     assert sorted(kinds) == [
-        "ConfigMap", "Deployment", "Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Secret",
+        "ConfigMap", "CronJob", "Deployment", "Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Secret",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("which", WORKLOADS)
+@pytest.mark.parametrize("which", [*WORKLOADS, ("CronJob", "pulsebridge-audit")])
 def test_pods_run_without_rights_and_with_limits(which: tuple[str, str]) -> None:
     spec = pod(documents()[which])
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -136,7 +138,7 @@ def test_units_drain_in_time_and_are_confined(path: Path) -> None:
     assert command[1] == path.name.removeprefix("pulsebridge-").rstrip("@").partition("@")[0].removesuffix(".service")
 
 
-@pytest.mark.parametrize("path", UNITS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*UNITS, AUDIT, AUDIT.with_suffix(".timer")], ids=lambda p: p.name)
 def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")

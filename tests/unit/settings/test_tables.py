@@ -110,7 +110,8 @@ def test_readings_are_taken_by_ones_own_decodings_then_by_those_of_presets_then_
             Settings.model_validate({"streaming": {"decoders": wrong}})
 
 
-@pytest.mark.parametrize("name", preset_names())
+# The tables of Sparkplug depend on earlier messages, so a module declares them.
+@pytest.mark.parametrize("name", [name for name in preset_names() if name != "sparkplug"])
 def test_each_preset_declares_a_table_with_a_comment(name: str) -> None:
     tables = load_preset(name).tables
     assert tables

@@ -14,8 +14,8 @@ from bridge.contract.segments import ParkedId, segment_key
 from bridge.inspect.devices.view import PartitionView
 from bridge.push.cursor import Cursor
 from bridge.push.segments import Parked
+from tests.simulation.push_world import SECOND, PushWorld, cursors_of
 from tests.support.push_limits import Limits
-from tests.support.push_world import SECOND, PushWorld, cursors_of
 
 LIMITS = Limits(retry_min_us=SECOND, retry_max_us=4 * SECOND, probe_min_us=2 * SECOND, probe_max_us=8 * SECOND)
 EVENTS = (

@@ -1,0 +1,79 @@
+"""The rows that an audit compares, divided by position into buckets, so that it needs the memory of one bucket only.
+
+A position is in the same bucket in all records. A bucket has blocks of successive entries of a partition.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["COUNT", "SCHEMA", "Buckets", "bucket_of"]
+
+COUNT: Final = 64
+"""Number of buckets on disk."""
+_BLOCK: Final = 10
+"""Entries of a block, as a power of two."""
+SCHEMA: Final = pa.schema(
+    [
+        ("part", pa.int32()),  # number of the partition in this audit
+        ("ledger", pa.int64()),
+        ("entry", pa.int64()),
+        ("index", pa.int32()),
+        ("element", pa.int64()),  # row within the message
+        ("us", pa.int64()),  # publish time (Pulsar), stored_at (bronze), else 0
+        ("arrival", pa.int64()),  # time at ingest, µs since the epoch, -1 if unknown
+        ("device", pa.string()),  # empty if unknown
+        ("crc", pa.int64()),  # of the payload, -1 if unknown
+        ("topic", pa.string()),  # MQTT topic (Pulsar), target table (quarantine), else empty
+    ]
+)
+
+
+def bucket_of(rows: pa.RecordBatch, count: int) -> Any:
+    """Return the bucket of each row, from 0 to ``count`` - 1."""
+    part, ledger, entry = (rows.column(n).to_numpy() for n in (0, 1, 2))
+    return (part.astype(np.int64) * 7919 + ledger * 31 + (entry >> _BLOCK)) % count
+
+
+class Buckets:
+    """A folder with a file for each record and bucket. Write all rows, then ``read`` each bucket."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writers: dict[tuple[str, int], Any] = {}
+        self.rows: dict[str, int] = {}
+
+    def write(self, record: str, rows: pa.RecordBatch) -> None:
+        """Add rows of ``SCHEMA`` to a record."""
+        self.rows[record] = self.rows.get(record, 0) + rows.num_rows
+        number = bucket_of(rows, COUNT)
+        order = np.argsort(number, kind="stable")
+        ends = np.searchsorted(number[order], np.arange(COUNT + 1))
+        rows = rows.take(pa.array(order))
+        for bucket in np.flatnonzero(np.diff(ends)).tolist():
+            self._writer(record, bucket).write_batch(rows.slice(ends[bucket], ends[bucket + 1] - ends[bucket]))
+
+    def _writer(self, record: str, bucket: int) -> Any:
+        found = self._writers.get((record, bucket))
+        if found is None:
+            found = self._writers[record, bucket] = pa.ipc.new_stream(str(self._file(record, bucket)), SCHEMA)
+        return found
+
+    def _file(self, record: str, bucket: int) -> Path:
+        return self._folder / f"{bucket}-{record}.arrow"
+
+    def close(self) -> None:
+        """End the writing."""
+        for writer in self._writers.values():
+            writer.close()
+
+    def read(self, record: str, bucket: int) -> pa.Table:
+        """Return the rows of a record in a bucket."""
+        if (record, bucket) not in self._writers:
+            return SCHEMA.empty_table()
+        with pa.OSFile(str(self._file(record, bucket))) as file:
+            return pa.ipc.open_stream(file).read_all()

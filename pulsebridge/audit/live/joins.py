@@ -1,0 +1,269 @@
+"""Compares one bucket: Pulsar with bronze and with each typed table and its quarantine. Pure.
+
+The identity of a message is its position in Pulsar. Only messages whose publish time is within the window are due.
+Rows of other positions count as unexpected only between the first and the last position read of their partition,
+because then Pulsar was read there completely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsebridge.audit.live.buckets import SCHEMA
+from pulsebridge.audit.live.findings import Finding, Hop, Kind
+
+__all__ = [
+    "BRONZE",
+    "LOG",
+    "QUARANTINE",
+    "Lacking",
+    "Span",
+    "TableSide",
+    "compare_bronze",
+    "compare_bucket",
+    "compare_table",
+]
+
+LOG: Final = "Pulsar"
+BRONZE: Final = "bronze"
+QUARANTINE: Final = "quarantine"
+_KEY: Final = ("part", "ledger", "entry", "index")
+Position = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The window of an audit, in µs since the epoch, and the range read of each partition."""
+
+    since_us: int
+    until_us: int
+    names: Mapping[int, str]
+    """Name of each partition by number."""
+    ranges: Mapping[int, tuple[tuple[int, int], tuple[int, int]]]
+    """Ledger and entry of the first and of the last message read, by partition."""
+
+    def within(self, position: Position) -> bool:
+        """Whether Pulsar was read completely around this position."""
+        found = self.ranges.get(position[0])
+        return found is not None and found[0] <= position[1:3] <= found[1]
+
+    def name(self, position: Position) -> str:
+        """Return a position for people."""
+        part, ledger, entry, index = position
+        return f"{self.names[part].rsplit('/', 1)[-1]}:{ledger}:{entry}:{index}"
+
+
+@dataclass(frozen=True)
+class TableSide:
+    """A typed table as the audit knows it."""
+
+    name: str
+    due: Callable[[str], bool]
+    """Whether a message of an MQTT topic must have a row, in the table or in quarantine."""
+    keyed: bool = False
+    """Whether the table leaves out messages with the keys of another. Then one of the same content explains a missing row."""
+
+
+class Lacking(NamedTuple):
+    """A message without a row in a keyed table: missing, unless a message of the same content has a row."""
+
+    content: tuple[str, int]
+    """Device and checksum of the payload."""
+    finding: Finding
+
+
+def compare_bucket(
+    records: Mapping[str, pa.Table], sides: Sequence[TableSide], span: Span, *, bronze: bool
+) -> Iterator[tuple[str, Finding | Lacking]]:
+    """Yield (table, difference) of one bucket. ``records``: rows of a bucket by record, those without rows left out."""
+    none = SCHEMA.empty_table()
+    log, quarantine = records.get(LOG, none), records.get(QUARANTINE, none)
+    if bronze:
+        for finding in compare_bronze(log, records.get(BRONZE, none), span):
+            yield BRONZE, finding
+    for side in sides:
+        bad = quarantine.filter(pc.equal(quarantine.column("topic"), side.name))
+        for found in compare_table(side, log, records.get(side.name, none), bad, span):
+            yield side.name, found
+
+
+class _Joined:
+    """Records side by side: the rows of each as numbers of positions, and the first row of each number."""
+
+    def __init__(self, *records: pa.Table) -> None:
+        columns = [np.concatenate([r.column(n).to_numpy() for r in records]) for n in _KEY]
+        order = np.lexsort(columns[::-1])
+        self._sorted = [c[order] for c in columns]
+        changed = np.zeros(len(order), bool)
+        for column in self._sorted:
+            changed[1:] |= column[1:] != column[:-1]
+        ids = np.empty(len(order), np.int64)
+        ids[order] = np.cumsum(changed)
+        self.count = int(changed.sum()) + 1 if len(order) else 0
+        self._first = np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, np.int64)
+        ends = np.cumsum([r.num_rows for r in records])[:-1]
+        self.ids = np.split(ids, ends)
+
+    def times(self, record: int) -> Any:
+        """Return how often each number occurs in a record."""
+        return np.bincount(self.ids[record], minlength=self.count)
+
+    def row(self, record: int) -> Any:
+        """Return the first row of each number in a record, -1 without one."""
+        rows = np.full(self.count, -1, np.int64)
+        rows[self.ids[record][::-1]] = np.arange(len(self.ids[record]))[::-1]
+        return rows
+
+    def position(self, number: int) -> Position:
+        part, ledger, entry, index = (int(c[self._first[number]]) for c in self._sorted)
+        return part, ledger, entry, index
+
+
+def _column(table: pa.Table, name: str) -> Any:
+    return table.column(name).to_numpy()
+
+
+def compare_bronze(log: pa.Table, bronze: pa.Table, span: Span) -> Iterator[Finding]:
+    """Yield the differences of bronze and Pulsar: each message once, unchanged, stored in the order of its partition."""
+    joined = _Joined(log, bronze)
+    in_log, in_bronze = joined.row(0), joined.row(1)
+    us = _column(log, "us")
+    found = _Found(Hop.BRONZE, joined, log, bronze, span)
+    due = np.zeros(joined.count, bool)
+    due[joined.ids[0]] = (us >= span.since_us) & (us < span.until_us)
+    yield from found.each(Kind.MISSING, due & (in_bronze < 0))
+    times = joined.times(1)
+    yield from found.each(Kind.REPEATED, (times > 1) & (in_log >= 0), lambda n: f"{times[n]} rows")
+    yield from found.unexpected(in_log < 0)
+    both = np.flatnonzero((in_log >= 0) & (in_bronze >= 0))
+    a, b = in_log[both], in_bronze[both]
+    altered = _differ(log, bronze, a, b, "crc", -1)
+    yield from found.each(Kind.ALTERED, _mask(joined.count, both[altered]), lambda _: "another payload")
+    moved = _wrong_device(log, bronze, a, b)
+    yield from found.each(
+        Kind.ALTERED, _mask(joined.count, both[moved]), lambda n: f"device is {found.device_of_row(n)}"
+    )
+    yield from found.each(Kind.REORDERED, _mask(joined.count, both[_stored_late(log, bronze, a, b)]),
+                          lambda _: "stored before an earlier message of its partition")  # fmt: skip
+
+
+def _mask(count: int, numbers: Any) -> Any:
+    mask = np.zeros(count, bool)
+    mask[numbers] = True
+    return mask
+
+
+def _differ(left: pa.Table, right: pa.Table, a: Any, b: Any, name: str, unknown: int) -> Any:
+    one, two = _column(left, name)[a], _column(right, name)[b]
+    return (one != two) & (one != unknown) & (two != unknown)
+
+
+def _wrong_device(left: pa.Table, right: pa.Table, a: Any, b: Any) -> Any:
+    one, two = left.column("device").take(pa.array(a)), right.column("device").take(pa.array(b))
+    known = pc.and_(pc.not_equal(one, ""), pc.not_equal(two, ""))
+    return pc.and_(known, pc.not_equal(one, two)).to_numpy().astype(bool)
+
+
+def _stored_late(log: pa.Table, bronze: pa.Table, a: Any, b: Any) -> Any:
+    """Whether a row was stored before one that precedes it: numbers are in the order of the log."""
+    part, stored = _column(log, "part")[a], _column(bronze, "us")[b]
+    late = np.zeros(len(a), bool)
+    for number in np.unique(part).tolist():
+        of = np.flatnonzero((part == number) & (stored > 0))
+        if len(of):  # the row after which fewer earlier ones follow is the moved one
+            least_after = np.minimum.accumulate(stored[of][::-1])[::-1]
+            most_before = np.maximum.accumulate(stored[of])
+            low, high = stored[of] < most_before, stored[of] > least_after
+            late[of[low if low.sum() <= high.sum() else high]] = True
+    return late
+
+
+def compare_table(
+    table: TableSide,
+    log: pa.Table,
+    rows: pa.Table,
+    quarantine: pa.Table,
+    span: Span,
+) -> Iterator[Finding | Lacking]:
+    """Yield the differences of a table, with its rows in quarantine, and Pulsar.
+
+    A due message has rows in the table or in quarantine, each row once; device and arrival are the message's.
+    """
+    joined = _Joined(log, rows, quarantine)
+    in_log, in_rows, in_bad = (joined.row(n) for n in range(3))
+    found = _Found(Hop.table(table.name), joined, log, rows, span)
+    us, topics = _column(log, "us"), log.column("topic").combine_chunks().dictionary_encode()
+    wanted = np.array([table.due(t) for t in topics.dictionary.to_pylist()], bool)
+    due = np.zeros(joined.count, bool)
+    if log.num_rows:
+        due[joined.ids[0]] = wanted[topics.indices.to_numpy()] & (us >= span.since_us) & (us < span.until_us)
+    lacking = due & (in_rows < 0) & (in_bad < 0)
+    if table.keyed:
+        for n, finding in zip(np.flatnonzero(lacking).tolist(), found.each(Kind.MISSING, lacking), strict=True):
+            yield Lacking((finding.device, int(_column(log, "crc")[in_log[n]])), finding)
+    else:
+        yield from found.each(Kind.MISSING, lacking)
+    yield from found.unexpected((in_log < 0) & (in_rows >= 0))
+    for side, ids, where in ((rows, joined.ids[1], ""), (quarantine, joined.ids[2], "in quarantine")):
+        repeated = _repeats(ids, _column(side, "element"))
+        yield from found.each(Kind.REPEATED, _mask(joined.count, repeated) & (in_log >= 0), partial(_constant, where))
+    yield from _altered_rows(log, rows, joined, found)
+
+
+def _altered_rows(log: pa.Table, rows: pa.Table, joined: _Joined, found: _Found) -> Iterator[Finding]:
+    """Yield each row with another device or another time of arrival than its message."""
+    ids, devices, arrivals = joined.ids[1], rows.column("device"), _column(rows, "arrival")
+    b = np.flatnonzero(joined.row(0)[ids] >= 0)
+    a = joined.row(0)[ids[b]]
+    for row in b[_wrong_device(log, rows, a, b)].tolist():
+        yield found.one(Kind.ALTERED, ids[row], f"device is {devices[row]}")
+    other = b[_differ(log, rows, a, b, "arrival", -1)].tolist()
+    # Positions of two messages were exchanged: each row has the arrival of another message.
+    sent = zip(log.column("device").to_pylist(), _column(log, "arrival").tolist(), strict=True) if other else ()
+    theirs = set(sent)
+    for row in other:
+        finding = found.one(Kind.ALTERED, ids[row], f"its time of arrival is {arrivals[row]} µs")
+        yield replace(finding, kind=Kind.REORDERED) if (finding.device, arrivals[row]) in theirs else finding
+
+
+def _constant(text: str, _number: int) -> str:
+    return text
+
+
+def _repeats(ids: Any, elements: Any) -> Any:
+    order = np.lexsort((elements, ids))
+    same = (ids[order][1:] == ids[order][:-1]) & (elements[order][1:] == elements[order][:-1])
+    return ids[order][1:][same]
+
+
+class _Found:
+    """Makes findings of numbers of positions."""
+
+    def __init__(self, hop: str, joined: _Joined, log: pa.Table, rows: pa.Table, span: Span) -> None:
+        self._hop, self._joined, self._log, self._rows, self._span = hop, joined, log, rows, span
+        self._in_log, self._in_rows = joined.row(0), joined.row(1)
+
+    def device_of_row(self, number: int) -> str:
+        return str(self._rows.column("device")[int(self._in_rows[number])].as_py())
+
+    def one(self, kind: str, number: int, detail: str = "") -> Finding:
+        at = int(self._in_log[number])
+        side, row = (self._log, at) if at >= 0 else (self._rows, int(self._in_rows[number]))
+        device, us = side.column("device")[row].as_py(), side.column("us" if at >= 0 else "arrival")[row].as_py()
+        return Finding(self._hop, kind, device, max(0, us), self._span.name(self._joined.position(number)), detail)
+
+    def each(self, kind: str, mask: Any, detail: Callable[[int], str] = lambda _: "") -> Iterator[Finding]:
+        for number in np.flatnonzero(mask).tolist():
+            yield self.one(kind, number, detail(number))
+
+    def unexpected(self, mask: Any) -> Iterator[Finding]:
+        for number in np.flatnonzero(mask & (self._in_rows >= 0)).tolist():
+            if self._span.within(self._joined.position(number)):
+                yield self.one(Kind.UNEXPECTED, number, "Pulsar does not have it")

@@ -1,0 +1,95 @@
+"""Converts rows of bronze, of typed tables and of quarantine to the form that is compared."""
+
+from __future__ import annotations
+
+import zlib
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bridge.contract import base_topic, partition_name
+from pulsebridge.audit.live.buckets import SCHEMA
+
+__all__ = ["Partitions", "rows_of"]
+
+_BRONZE: Final = ("__topic", "partition", "ledger_id", "entry_id", "batch_index")
+_TYPED: Final = ("topic", "partition", "ledger", "entry", "index", "element")
+
+
+class Partitions:
+    """The audited partitions by number. Rows of others are left out."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = dict(enumerate(names))
+        self._numbers = {name: n for n, name in self.names.items()}
+
+    def number(self, topic: str, partition: int) -> int:
+        """Return the number of a partition, -1 if it is not audited."""
+        base = base_topic(topic)
+        return self._numbers.get(partition_name(base, partition), self._numbers.get(base, -1))
+
+
+def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> pa.RecordBatch:
+    """Return rows in the form of ``SCHEMA``.
+
+    ``label`` names a column whose text goes into ``topic``.
+    """
+    size = found.num_rows
+    columns = {name: found.column(n) for n, name in enumerate(found.schema.names)}
+    if "_position" in columns:
+        at = [pc.struct_field(columns["_position"], name) for name in _TYPED]
+    else:
+        at = [*(columns[name] for name in _BRONZE), pa.array(np.zeros(size, np.int64))]
+    topics = at[0].cast(pa.string()).dictionary_encode() if not pa.types.is_dictionary(at[0].type) else at[0]
+    names, codes = topics.dictionary.to_pylist(), topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    numbers = pc.fill_null(at[1].cast(pa.int32()), 0).to_numpy(zero_copy_only=False)
+    # One number for topic and partition: both are few.
+    pairs = codes.astype(np.int64) << 32 | numbers
+    distinct, inverse = np.unique(pairs, return_inverse=True)
+    known = [-1 if n < 0 else partitions.number(names[n >> 32], n & 0xFFFFFFFF) for n in distinct.tolist()]
+    part = np.array(known, np.int32)[inverse]
+    values = {
+        "part": pa.array(part),
+        **{
+            name: pc.fill_null(column.cast(pa.int64()), 0)
+            for name, column in zip(("ledger", "entry"), at[2:4], strict=True)
+        },
+        "index": pc.max_element_wise(pc.fill_null(at[4].cast(pa.int32()), 0), pa.scalar(0, pa.int32())),
+        "element": pc.fill_null(at[5].cast(pa.int64()), 0),
+        "us": _micros(columns.get("stored_at"), size, 0),
+        "arrival": _micros(columns.get("arrival_time"), size, -1),
+        "device": _text(columns.get("device"), size),
+        "crc": _checksums(columns.get("payload"), size),
+        "topic": _text(columns.get(label), size),
+    }
+    batch = pa.RecordBatch.from_arrays([values[f.name].cast(f.type) for f in SCHEMA], schema=SCHEMA)
+    return batch.filter(pa.array(part >= 0))
+
+
+def _micros(column: Any, size: int, unknown: int) -> Any:
+    if column is None:
+        return pa.array(np.full(size, unknown, np.int64))
+    zone = column.type.tz
+    return pc.fill_null(column.cast(pa.timestamp("us", zone)).cast(pa.int64()), unknown)
+
+
+def _text(column: Any, size: int) -> Any:
+    if column is None:
+        return pa.array([""] * size, pa.string())
+    return pc.fill_null(column.cast(pa.string()), "")
+
+
+def _checksums(column: Any, size: int) -> Any:
+    if column is None:
+        return pa.array(np.full(size, -1, np.int64))
+    if pa.types.is_integer(column.type):  # Spark has computed them
+        return pc.fill_null(column.cast(pa.int64()), -1)
+    column = column.cast(pa.large_binary())
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + size + 1].tolist()
+    whole, crc = memoryview(data or b""), zlib.crc32
+    found = pa.array([crc(whole[a:b]) for a, b in pairwise(ends)], pa.int64())
+    return pc.if_else(column.is_valid(), found, -1)

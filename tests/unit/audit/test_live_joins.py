@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pulsebridge.audit.live.buckets import SCHEMA
+from pulsebridge.audit.live.findings import Finding, Hop, Kind
+from pulsebridge.audit.live.joins import Lacking, Span, TableSide, compare_bronze, compare_table
+
+SPAN = Span(0, 10_000, {0: "persistent://public/p/fleet-partition-0"}, {0: ((1, 0), (1, 1000))})
+TABLE = TableSide("climate", lambda topic: topic == "t")
+
+
+def row(
+    n: int, device: str = "d", *, crc: int = 7, us: int = -1, arrival: int = -1, topic: str = "t", **more: int
+) -> Any:
+    return (0, 1, n, 0, more.get("element", 0), n if us < 0 else us, n if arrival < 0 else arrival, device, crc, topic)
+
+
+def table(rows: Sequence[Any]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * len(SCHEMA)
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+
+
+def bronze(log: Sequence[Any], rows: Sequence[Any]) -> list[tuple[str, str]]:
+    return [short(f) for f in compare_bronze(table(log), table(rows), SPAN)]
+
+
+def typed(log: Sequence[Any], rows: Sequence[Any], bad: Sequence[Any] = (), side: TableSide = TABLE) -> list[Any]:
+    found = compare_table(side, table(log), table(rows), table(bad), SPAN)
+    return [short(f) for f in found if isinstance(f, Finding)]
+
+
+def short(finding: Finding) -> tuple[str, str]:
+    return finding.kind, finding.message.rsplit(":", 2)[1]
+
+
+LOG = [row(n) for n in range(1, 9)]
+
+
+def test_equal_records_have_no_finding() -> None:
+    assert bronze(LOG, LOG[::-1]) == []
+    assert typed(LOG, LOG[::-1]) == []
+    assert bronze([], []) == typed([], []) == []
+
+
+def test_each_difference_of_bronze_is_named_with_its_position() -> None:
+    assert bronze(LOG, LOG[1:]) == [(Kind.MISSING, "1")]
+    assert bronze(LOG, [*LOG, LOG[3]]) == [(Kind.REPEATED, "4")]
+    assert bronze(LOG, [*LOG[:-1], row(8, crc=8)]) == [(Kind.ALTERED, "8")]
+    assert bronze(LOG, [*LOG[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
+    assert bronze(LOG, [row(5, us=1), *(r for r in LOG if r[2] != 5)]) == [(Kind.REORDERED, "5")]
+    assert bronze(LOG, [row(3, us=9000), *(r for r in LOG if r[2] != 3)]) == [(Kind.REORDERED, "3")]
+    assert bronze(LOG, [*LOG, row(70)]) == [(Kind.UNEXPECTED, "70")]
+
+
+def test_rows_outside_of_the_read_range_and_messages_outside_of_the_window_are_not_compared() -> None:
+    assert bronze(LOG, [*LOG, row(1001), row(-1)]) == []
+    assert bronze([*LOG, row(20, us=10_000)], LOG) == []
+    assert typed([*LOG, row(20, us=10_000)], LOG) == []
+
+
+def test_each_difference_of_a_table_is_named_with_its_position() -> None:
+    assert typed(LOG, LOG[1:]) == [(Kind.MISSING, "1")]
+    assert typed(LOG, LOG[1:], LOG[:1]) == []
+    assert typed(LOG, [*LOG, LOG[2]]) == [(Kind.REPEATED, "3")]
+    assert typed(LOG, [*LOG, row(3, element=1)]) == []
+    assert typed(LOG, LOG[1:], [LOG[0], LOG[0]]) == [(Kind.REPEATED, "1")]
+    assert typed(LOG, [*LOG, row(70)]) == [(Kind.UNEXPECTED, "70")]
+    assert typed(LOG, [*LOG[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
+    assert typed(LOG, [*LOG[:-1], row(8, arrival=5000)]) == [(Kind.ALTERED, "8")]
+    assert typed(LOG, [*LOG, row(8, "e", element=1)]) == [(Kind.ALTERED, "8")]
+    exchanged = [row(7, arrival=8), row(8, arrival=7)]
+    assert typed(LOG, [*LOG[:-2], *exchanged]) == [(Kind.REORDERED, "7"), (Kind.REORDERED, "8")]
+    assert typed([*LOG, row(9, topic="other")], LOG) == []
+
+
+def test_a_message_without_a_row_of_a_keyed_table_is_returned_with_its_content() -> None:
+    (found,) = compare_table(TableSide("climate", TABLE.due, keyed=True), table(LOG), table(LOG[1:]), table([]), SPAN)
+    assert isinstance(found, Lacking)
+    assert found.content == ("d", 7)
+    assert short(found.finding) == (Kind.MISSING, "1")
+
+
+def test_a_finding_has_hop_device_and_time() -> None:
+    (found,) = compare_bronze(table(LOG), table(LOG[1:]), SPAN)
+    assert found == Finding(Hop.BRONZE, Kind.MISSING, "d", 1, "fleet-partition-0:1:1:0")
+
+
+@given(st.sets(st.integers(1, 60), min_size=1), st.data())
+def test_any_lost_and_repeated_rows_are_all_found(numbers: set[int], data: st.DataObject) -> None:
+    log = [row(n) for n in sorted(numbers)]
+    lost = data.draw(st.sets(st.sampled_from(sorted(numbers))))
+    twice = data.draw(st.sets(st.sampled_from(sorted(numbers)))) - lost
+    rows = [r for r in log if r[2] not in lost] + [r for r in log if r[2] in twice]
+    rows = data.draw(st.permutations(rows))
+    wanted = {(Kind.MISSING, str(n)) for n in lost} | {(Kind.REPEATED, str(n)) for n in twice}
+    for found in (bronze(log, rows), typed(log, rows)):
+        assert set(found) == wanted
+        assert len(found) == len(wanted)

@@ -1,0 +1,125 @@
+"""The command's result: exit codes, lines, metrics; without servers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.settings import Settings
+from bridge.settings.rules import TopicRule
+from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
+from pulsebridge.audit.live.log import NumberFields, has_value
+from pulsebridge.audit.live.metrics import write_metrics
+from pulsebridge.audit.live.run import table_sides
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--since", "soon"], "'soon' is not a time"),
+        (["--since", "2026-01-02", "--until", "2026-01-01"], "not before its end"),
+        (["--set", "streaming.schema_name=main.plant"], "add --spark"),
+    ],
+)
+def test_wrong_use_ends_with_code_2_and_one_line(words: list[str], says: str) -> None:
+    program = "from pulsebridge.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "audit", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_all_findings_are_counted_and_the_first_are_named() -> None:
+    report = Report(0, 1, most=2)
+    for n in range(5):
+        report.add(Finding(Hop.BRONZE, Kind.MISSING, "d", n, str(n)))
+    assert [f.message for f in report.found] == ["0", "1"]
+    assert report.as_dict()["counts"] == [{"hop": Hop.BRONZE, "kind": Kind.MISSING, "count": 5}]
+    assert not report.clean
+    assert report.as_dict()["findings"][0]["time"] == when(0) == "1970-01-01T00:00:00.000Z"
+
+
+def test_the_metrics_replace_those_of_the_last_audit(tmp_path: Path) -> None:
+    path = tmp_path / "pulsebridge.prom"
+    report = Report(0, 1, read={"Pulsar": 7})
+    report.add(Finding(Hop.BRONZE, Kind.MISSING, "d", 0, "m"))
+    write_metrics(path, report, 12.5)
+    assert 'pulsebridge_audit_findings{hop="Pulsar → bronze",kind="missing"} 1.0' in path.read_text("utf-8")
+    write_metrics(path, Report(0, 1, read={"Pulsar": 8}), 13.5)
+    lines = [line for line in path.read_text("utf-8").splitlines() if not line.startswith("#")]
+    assert lines == ['pulsebridge_audit_messages{record="Pulsar"} 8.0', "pulsebridge_audit_run_timestamp_seconds 13.5"]
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_route_names_the_devices_own_number() -> None:
+    fields = NumberFields(
+        [
+            TopicRule(name="json", filter="a/+device", sequence="{json:$.head.n}"),
+            TopicRule(name="user", filter="b/+device", sequence="{user:n}"),
+            TopicRule(name="none", filter="c/+device"),
+        ]
+    )
+    assert len(fields) == 2
+    assert fields.number("json", b'{"head":{"n":17}}', {}) == 17
+    assert fields.number("user", b"", {"mqtt.user": '[["n","4"]]'}) == 4
+    for rule, payload, properties in (
+        ("json", b"{}", {}), ("json", b'{"head":{"n":"x"}}', {}), ("user", b"", {}), ("user", b"", {"mqtt.user": "["}),
+        ("none", b"{}", {}), ("", b"{}", {}),
+    ):  # fmt: skip
+        assert fields.number(rule, payload, properties) is None
+
+
+def test_messages_that_may_give_no_row_are_not_due() -> None:
+    tables = [
+        {"name": "all", "decoding": {"filter": "a/#", "fields": "n bigint"}},
+        {"name": "some", "keys": [], "decoding": {"filter": "a/#", "fields": "n bigint", "where": "n > 1"}},
+    ]
+    read = Settings.model_validate({"streaming": {"tables": tables}})
+    sides = {side.name: side for side in table_sides(read)}
+    assert sides.keys() == {"all", "some", "readings"}
+    assert {name for name, side in sides.items() if side.due("a/b")} == {"all", "readings"}
+    assert {name for name, side in sides.items() if side.due("b")} == {"readings"}
+    assert not any(side.due("") for side in sides.values())
+    assert not any(side.keyed for side in sides.values())
+    routes = [{"name": "r", "filter": "a/#", "reading_id": "{json:$.id}"}]
+    read = Settings.model_validate({"streaming": {"tables": tables}, "ingest": {"routes": routes}})
+    assert {side.name for side in table_sides(read) if side.keyed} == {"all", "readings"}
+
+
+@pytest.mark.parametrize("payload", [b"", b" ", b"{}", b"[]", b"null", b'{"a": null, "b": [{}]}'])
+def test_a_payload_without_a_value_needs_no_row(payload: bytes) -> None:
+    assert not has_value(payload)
+
+
+@pytest.mark.parametrize(
+    "payload", [b"1", b"on", b'{"a":1}', b'{"a": null, "b": 0}', b'{"a": null', b"\xff", b"[" * 9999 + b"null"]
+)
+def test_a_payload_with_a_value_or_a_fault_needs_one(payload: bytes) -> None:
+    assert has_value(payload)
+
+
+TEXT = st.text('n"\\{}:,1 ä', max_size=4)
+VALUES = st.recursive(
+    st.none() | st.integers(-5, 10**20) | st.floats(allow_nan=False) | TEXT | st.booleans(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT | st.just("n"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.dictionaries(TEXT | st.just("n"), VALUES, max_size=3), st.sampled_from([(",", ":"), (", ", " : ")]))
+def test_the_number_is_that_of_the_parsed_payload(body: dict[str, Any], separators: tuple[str, str]) -> None:
+    fields = NumberFields([TopicRule(name="r", filter="a/+device", sequence="{json:$.n}")])
+    number = body.get("n")
+    try:
+        wanted = None if isinstance(number, bool | None) else int(str(number))
+    except ValueError:
+        wanted = None
+    assert fields.number("r", json.dumps(body, separators=separators).encode(), {}) == wanted
