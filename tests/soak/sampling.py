@@ -25,8 +25,8 @@ LIMITS: Final[Mapping[str, tuple[float, float]]] = {
     "latency": (0.5, 1.0),
 }
 """By kind: the share and the amount by which a value may rise after the warm-up; bytes, messages or seconds."""
-_JVM_MEMORY: Final = (0.25, 300 * _MB)
-"""A heap grows until it is collected: this much is no growth of a process with a JVM."""
+_OF_JVMS: Final[Mapping[str, tuple[float, float]]] = {"memory": (0.25, 300 * _MB), "threads": (0.25, 30)}
+"""Limits of processes with a JVM: a heap grows until it is collected, a pool of threads with the load."""
 _FEWEST: Final = 20
 _JVMS: Final = ("mqtt", "pulsar", "stream")
 
@@ -69,7 +69,7 @@ def _grows(name: str, values: Sequence[float]) -> bool:
     if len(values) < _FEWEST:
         return True
     kind, _, of = name.partition(" ")
-    share, least = _JVM_MEMORY if kind == "memory" and of in _JVMS else LIMITS[kind]
+    share, least = (_OF_JVMS if of in _JVMS else LIMITS).get(kind, LIMITS[kind])
     return grows(values, share=share, least=least)
 
 
