@@ -153,7 +153,13 @@ class LocalCluster:
         killed_at = self._killed_at.pop(name)
         if name in _BOOKIES:
             self._await_end_of_session(killed_at)
-        self._launch([name])
+        try:
+            self._launch([name])
+        except TransientError:
+            if name not in BROKERS or self.servers[name].alive():
+                raise
+            # It ends if ZooKeeper ends the session of its predecessor while it looks up its own namespace.
+            self._launch([name])
 
     # --- steps ---
 
