@@ -11,18 +11,16 @@ from pulsebridge.cli.commands import register as register_commands
 from pulsebridge.cli.devices import register as register_devices
 from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 from pulsebridge.cli.resend import register as register_resend
-from pulsebridge.cli.sparkplug import register as register_sparkplug
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the tier's commands to ``app``: push, devices, commands, resend and sparkplug."""
+    """Add the tier's commands to ``app``: push, devices, commands and resend."""
     app.command("push", short_help="Push commands from Pulsar to the devices over MQTT.")(_push)
     register_devices(app)
     register_commands(app)
     register_resend(app)
-    register_sparkplug(app)
 
 
 def _push(
