@@ -75,5 +75,5 @@ class Buckets:
         """Return the rows of a record in a bucket."""
         if (record, bucket) not in self._writers:
             return SCHEMA.empty_table()
-        with pa.OSFile(str(self._file(record, bucket))) as file:
+        with pa.memory_map(str(self._file(record, bucket))) as file:
             return pa.ipc.open_stream(file).read_all()
