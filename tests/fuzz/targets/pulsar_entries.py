@@ -12,9 +12,9 @@ from google_crc32c import value as crc32c
 from hypothesis import strategies as st
 
 from bridge.errors import ContractError, RefusedError, TransientError
+from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import number, text
 from sources.entries import Opener, joined, message_id, open_entry
-from sources.entry_reader import RawEntry
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["PULSAR_ENTRIES"]
