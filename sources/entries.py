@@ -17,9 +17,9 @@ from google_crc32c import value as crc32c
 
 from bridge.contract.decoding import LAST_US
 from bridge.errors import ContractError, RefusedError, TransientError
+from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import fields, number, read_varint, text
 from sources.chunks import ChunkPart
-from sources.entry_reader import RawEntry
 
 __all__ = [
     "Entry",

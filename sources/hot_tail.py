@@ -18,9 +18,9 @@ from typing import Final
 from bridge.contract import Position
 from bridge.errors import PulsebridgeError
 from bridge.loggers import get_logger
+from bridge.pulsar.wire.entry_reader import EntryReader, WireReaders
 from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opened, open_entry
-from sources.entry_reader import EntryReader, WireReaders
 from sources.planning import PartitionView
 from sources.reading import ReadTask
 

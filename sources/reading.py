@@ -20,12 +20,12 @@ from bridge.contract import Position
 from bridge.errors import ContractError, DataLossError, TransientError
 from bridge.killpoints import reach
 from bridge.loggers import get_logger
+from bridge.pulsar.wire.entry_reader import EntryReader, WireReaders
 from bridge.settings.pulsar import PulsarSettings
 from sources.chunks import part_of
 from sources.columns import arrow_schema, record_batch
 from sources.decoding import Decoder, Decoding
 from sources.entries import Opened, Opener, joined, open_entry
-from sources.entry_reader import EntryReader, WireReaders
 from sources.planning import Segment
 from sources.proof import RangeProof, Verdict, classify
 from sources.value_types import TopicSchema

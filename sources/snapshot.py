@@ -15,7 +15,7 @@ from typing import Any, Final
 from bridge.contract import Position, namespace_of, partition_name, partition_names
 from bridge.errors import RefusedError, TransientError
 from bridge.loggers import get_logger
-from bridge.pulsar.admin import PulsarAdmin, rest_path
+from bridge.pulsar.admin import PulsarAdmin, position_at, rest_path
 from sources.chunks import ChunkPart, part_of
 from sources.planning import Ledger, PartitionView
 from sources.policies import Finding, backlog_limit, of_namespace, of_topic
@@ -158,10 +158,7 @@ class Catalog:
 
     def position_at(self, partition: str, time_ms: int) -> Position | None:
         """Return the first entry published at ``time_ms`` or later, None if there is none yet."""
-        answer = self.admin.request("GET", f"/{rest_path(partition)}/messageid/{time_ms}", accept=(404,))
-        if answer is None or int(answer["ledgerId"]) < 0:
-            return None
-        return Position(int(answer["ledgerId"]), max(0, int(answer["entryId"])))
+        return position_at(self.admin, partition, time_ms)
 
     def _view(self, partition: str) -> PartitionView | None:
         stats = self.admin.request("GET", f"/{rest_path(partition)}/internalStats", accept=(404,))

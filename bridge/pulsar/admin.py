@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from bridge.backoff import backoff_s
-from bridge.contract import base_topic
+from bridge.contract import Position, base_topic
 from bridge.errors import DeniedError, ForbiddenError, RefusedError, TransientError
 from bridge.pulsar.http import ROOT, AdminHttp
 from bridge.pulsar.provisioning_plan import (
@@ -26,7 +26,7 @@ from bridge.pulsar.provisioning_plan import (
 )
 from bridge.settings.pulsar import PulsarSettings
 
-__all__ = ["PulsarAdmin", "rest_path", "subscription_path"]
+__all__ = ["PulsarAdmin", "position_at", "rest_path", "subscription_path"]
 
 _BUSY_ATTEMPTS: Final = 8
 _BUSY_WAIT_S: Final = 0.1
@@ -230,3 +230,11 @@ class PulsarAdmin:
         except (TransientError, RefusedError):
             return False
         return True
+
+
+def position_at(admin: PulsarAdmin, partition: str, time_ms: int) -> Position | None:
+    """Return the first entry published at ``time_ms`` or later, or where it will be; None if there is no entry yet."""
+    answer = admin.request("GET", f"/{rest_path(partition)}/messageid/{time_ms}", accept=(404,))
+    if answer is None or int(answer["ledgerId"]) < 0:
+        return None
+    return Position(int(answer["ledgerId"]), max(0, int(answer["entryId"])))

@@ -63,6 +63,12 @@ class Ledgers:
         """Whether the entry of ``position`` exists."""
         return position.entry < self._entries.get(position.ledger, 0)
 
+    def positions(self, start: Position) -> Iterator[Position]:
+        """Yield the position of each entry, from ``start`` to the end."""
+        for ledger, entries in sorted(self._entries.items()):
+            if ledger >= start.ledger:
+                yield from (Position(ledger, n) for n in range(start.entry * (ledger == start.ledger), entries))
+
     def before_the_end(self, count: int) -> tuple[CommandPosition | None, bool, int]:
         """Return the position ``count`` entries before the end, whether it is the first, and their number."""
         left = count

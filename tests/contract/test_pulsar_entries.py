@@ -9,10 +9,10 @@ import pytest
 
 from bridge.contract import Position
 from bridge.pulsar.client import EARLIEST, PulsarClient
+from bridge.pulsar.wire.entry_reader import WireReaders
 from bridge.settings.pulsar import PulsarSettings
 from sources.columns import arrow_schema, record_batch
 from sources.entries import Opened, Opener, joined, open_entry
-from sources.entry_reader import WireReaders
 from tests.support.pulsar_topics import KINDS, TestTopic
 from tests.support.waiting import poll_for
 

@@ -5,6 +5,7 @@ A position is in the same bucket in all records. A bucket has blocks of successi
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,11 +52,12 @@ class Buckets:
         """Add rows of ``SCHEMA`` to a record."""
         self.rows[record] = self.rows.get(record, 0) + rows.num_rows
         number = bucket_of(rows, COUNT)
-        order = np.argsort(number, kind="stable")
-        ends = np.searchsorted(number[order], np.arange(COUNT + 1))
-        rows = rows.take(pa.array(order))
-        for bucket in np.flatnonzero(np.diff(ends)).tolist():
-            self._writer(record, bucket).write_batch(rows.slice(ends[bucket], ends[bucket + 1] - ends[bucket]))
+        if np.count_nonzero(np.diff(number)) > COUNT:
+            order = np.argsort(number, kind="stable")
+            number, rows = number[order], rows.take(pa.array(order))
+        first = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+        for start, end in pairwise([*first, len(number)]):
+            self._writer(record, int(number[start])).write_batch(rows.slice(start, end - start))
 
     def _writer(self, record: str, bucket: int) -> Any:
         found = self._writers.get((record, bucket))
@@ -75,5 +77,5 @@ class Buckets:
         """Return the rows of a record in a bucket."""
         if (record, bucket) not in self._writers:
             return SCHEMA.empty_table()
-        with pa.OSFile(str(self._file(record, bucket))) as file:
+        with pa.memory_map(str(self._file(record, bucket))) as file:
             return pa.ipc.open_stream(file).read_all()

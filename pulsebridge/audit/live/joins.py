@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ LOG: Final = "Pulsar"
 BRONZE: Final = "bronze"
 QUARANTINE: Final = "quarantine"
 _KEY: Final = ("part", "ledger", "entry", "index")
+_MOST: Final = 1 << 62
 Position = tuple[int, int, int, int]
 
 
@@ -85,6 +86,7 @@ def compare_bucket(
     """Yield (table, difference) of one bucket. ``records``: rows of a bucket by record, those without rows left out."""
     none = SCHEMA.empty_table()
     log, quarantine = records.get(LOG, none), records.get(QUARANTINE, none)
+    log = log.set_column(log.num_columns - 1, "topic", log.column("topic").combine_chunks().dictionary_encode())
     if bronze:
         for finding in compare_bronze(log, records.get(BRONZE, none), span):
             yield BRONZE, finding
@@ -95,35 +97,56 @@ def compare_bucket(
 
 
 class _Joined:
-    """Records side by side: the rows of each as numbers of positions, and the first row of each number."""
+    """Records side by side: the rows of each as numbers of positions, which are in the order of the log."""
 
     def __init__(self, *records: pa.Table) -> None:
-        columns = [np.concatenate([r.column(n).to_numpy() for r in records]) for n in _KEY]
-        order = np.lexsort(columns[::-1])
-        self._sorted = [c[order] for c in columns]
-        changed = np.zeros(len(order), bool)
-        for column in self._sorted:
-            changed[1:] |= column[1:] != column[:-1]
-        ids = np.empty(len(order), np.int64)
-        ids[order] = np.cumsum(changed)
-        self.count = int(changed.sum()) + 1 if len(order) else 0
-        self._first = np.flatnonzero(np.concatenate(([True], changed[1:]))) if len(order) else np.empty(0, np.int64)
-        ends = np.cumsum([r.num_rows for r in records])[:-1]
-        self.ids = np.split(ids, ends)
+        self._columns = [np.concatenate([r.column(n).to_numpy() for r in records]) for n in _KEY]
+        keys = _keys(self._columns)
+        numbers = _distinct(keys[: records[0].num_rows])
+        ids = np.searchsorted(numbers, keys)
+        # Nearly always the first record, that of Pulsar, has all positions.
+        if len(keys) and not (len(numbers) and np.array_equal(numbers[np.minimum(ids, len(numbers) - 1)], keys)):
+            numbers = _distinct(keys)
+            ids = np.searchsorted(numbers, keys)
+        self.count = len(numbers)
+        self.ids = np.split(ids, np.cumsum([r.num_rows for r in records])[:-1])
+        self.rows = [self._firsts(one) for one in self.ids]
+        """By record: the first row of each number, -1 without one."""
+
+    def _firsts(self, ids: Any) -> Any:
+        rows = np.full(self.count, -1, np.int64)
+        rows[ids[::-1]] = np.arange(len(ids))[::-1]
+        return rows
 
     def times(self, record: int) -> Any:
         """Return how often each number occurs in a record."""
         return np.bincount(self.ids[record], minlength=self.count)
 
-    def row(self, record: int) -> Any:
-        """Return the first row of each number in a record, -1 without one."""
-        rows = np.full(self.count, -1, np.int64)
-        rows[self.ids[record][::-1]] = np.arange(len(self.ids[record]))[::-1]
-        return rows
+    @cached_property
+    def _first(self) -> Any:
+        return self._firsts(np.concatenate(self.ids))
 
     def position(self, number: int) -> Position:
-        part, ledger, entry, index = (int(c[self._first[number]]) for c in self._sorted)
+        part, ledger, entry, index = (int(c[self._first[number]]) for c in self._columns)
         return part, ledger, entry, index
+
+
+def _distinct(keys: Any) -> Any:
+    """Return each key once, in order. (``numpy.unique`` hashes them, which costs more if they are in order.)"""
+    keys = keys if (keys[1:] >= keys[:-1]).all() else np.sort(keys)
+    return keys[np.diff(keys, prepend=-1) > 0]
+
+
+def _keys(columns: Sequence[Any]) -> Any:
+    """Return one integer for each row, in the order of the columns."""
+    keys, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns if len(keys) else ():
+        low, values = int(column.min()), int(column.max()) - int(column.min()) + 1
+        if size * values > _MOST:
+            keys, column = (np.unique(one, return_inverse=True)[1] for one in (keys, column))
+            low, size, values = 0, int(keys.max()) + 1, int(column.max()) + 1
+        keys, size = keys * values + (column - low), size * values
+    return keys
 
 
 def _column(table: pa.Table, name: str) -> Any:
@@ -133,7 +156,7 @@ def _column(table: pa.Table, name: str) -> Any:
 def compare_bronze(log: pa.Table, bronze: pa.Table, span: Span) -> Iterator[Finding]:
     """Yield the differences of bronze and Pulsar: each message once, unchanged, stored in the order of its partition."""
     joined = _Joined(log, bronze)
-    in_log, in_bronze = joined.row(0), joined.row(1)
+    in_log, in_bronze = joined.rows
     us = _column(log, "us")
     found = _Found(Hop.BRONZE, joined, log, bronze, span)
     due = np.zeros(joined.count, bool)
@@ -175,7 +198,7 @@ def _stored_late(log: pa.Table, bronze: pa.Table, a: Any, b: Any) -> Any:
     """Whether a row was stored before one that precedes it: numbers are in the order of the log."""
     part, stored = _column(log, "part")[a], _column(bronze, "us")[b]
     late = np.zeros(len(a), bool)
-    for number in np.unique(part).tolist():
+    for number in np.flatnonzero(np.bincount(part)).tolist():
         of = np.flatnonzero((part == number) & (stored > 0))
         if len(of):  # the row after which fewer earlier ones follow is the moved one
             least_after = np.minimum.accumulate(stored[of][::-1])[::-1]
@@ -197,7 +220,7 @@ def compare_table(
     A due message has rows in the table or in quarantine, each row once; device and arrival are the message's.
     """
     joined = _Joined(log, rows, quarantine)
-    in_log, in_rows, in_bad = (joined.row(n) for n in range(3))
+    in_log, in_rows, in_bad = joined.rows
     found = _Found(Hop.table(table.name), joined, log, rows, span)
     us, topics = _column(log, "us"), log.column("topic").combine_chunks().dictionary_encode()
     wanted = np.array([table.due(t) for t in topics.dictionary.to_pylist()], bool)
@@ -220,8 +243,8 @@ def compare_table(
 def _altered_rows(log: pa.Table, rows: pa.Table, joined: _Joined, found: _Found) -> Iterator[Finding]:
     """Yield each row with another device or another time of arrival than its message."""
     ids, devices, arrivals = joined.ids[1], rows.column("device"), _column(rows, "arrival")
-    b = np.flatnonzero(joined.row(0)[ids] >= 0)
-    a = joined.row(0)[ids[b]]
+    b = np.flatnonzero(joined.rows[0][ids] >= 0)
+    a = joined.rows[0][ids[b]]
     for row in b[_wrong_device(log, rows, a, b)].tolist():
         yield found.one(Kind.ALTERED, ids[row], f"device is {devices[row]}")
     other = b[_differ(log, rows, a, b, "arrival", -1)].tolist()
@@ -238,6 +261,9 @@ def _constant(text: str, _number: int) -> str:
 
 
 def _repeats(ids: Any, elements: Any) -> Any:
+    step = np.diff(ids)
+    if ((step > 0) | ((step == 0) & (np.diff(elements) > 0))).all():
+        return ids[:0]
     order = np.lexsort((elements, ids))
     same = (ids[order][1:] == ids[order][:-1]) & (elements[order][1:] == elements[order][:-1])
     return ids[order][1:][same]
@@ -248,7 +274,7 @@ class _Found:
 
     def __init__(self, hop: str, joined: _Joined, log: pa.Table, rows: pa.Table, span: Span) -> None:
         self._hop, self._joined, self._log, self._rows, self._span = hop, joined, log, rows, span
-        self._in_log, self._in_rows = joined.row(0), joined.row(1)
+        self._in_log, self._in_rows = joined.rows[:2]
 
     def device_of_row(self, number: int) -> str:
         return str(self._rows.column("device")[int(self._in_rows[number])].as_py())

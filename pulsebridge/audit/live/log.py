@@ -1,59 +1,56 @@
-"""Reads the messages of the readings topics with Pulsar's client, without Pulsebridge's Spark source."""
+"""Reads the messages of the readings topics, without Pulsebridge's Spark source.
+
+Entries are read as Pulsar stores them, each exactly once and in order: which there are, Pulsar's admin reports. From an
+entry on that does not come, or that ``entries`` does not decode, Pulsar's client reads.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from bridge.contract import P_DEVICE, P_INGEST, P_REPLAYED, P_RETAINED, P_RULE, P_TOPIC, P_USER, full_envelope
-from bridge.contract.commands import BEFORE_ALL
-from bridge.errors import ContractError
-from bridge.pulsar.client import (
-    EARLIEST,
-    Message,
-    PulsarClient,
-    key_of,
-    message_id,
-    our_errors,
-    properties_of,
-    received,
-)
+from bridge.contract import P_USER, Position
+from bridge.contract.commands import CommandPosition
+from bridge.errors import ContractError, PulsebridgeError
+from bridge.loggers import get_logger
+from bridge.pulsar.admin import PulsarAdmin, position_at
+from bridge.pulsar.client import Message, PulsarClient, message_id, received
 from bridge.pulsar.messages import position_of
 from bridge.pulsar.sending import close_quietly
-from bridge.pulsar.topic_end import ledgers_of, read_to_end
+from bridge.pulsar.topic_end import Ledgers, read_to_end
+from bridge.pulsar.wire.entry_reader import WireReaders
 from bridge.routing.message_fields import MessageField, MissingField, read_fields
 from bridge.routing.templates import Filter, Template
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.buckets import SCHEMA
-from pulsebridge.audit.live.sequence import Sequences
+from pulsebridge.audit.live.entries import Messages, Unread
+from pulsebridge.audit.live.sequence import NO_NUMBER, Sequences
 
 if TYPE_CHECKING:
     from bridge.settings import PulsarSettings
 
 __all__ = ["LogReader", "NumberFields", "has_value", "window"]
 
-_BATCH: Final = 20_000
-_QUEUE: Final = 5000
+log = get_logger("audit")
+
+_PERMITS: Final = 20_000
+"""Messages that the broker may send before it gets further permits."""
+_QUEUE: Final = 1000
 _SILENT_MS: Final = 200
-_LAST_MS: Final = 5000
+_ENTRY_S: Final = 5.0
+_MOST: Final = 1 << 62
+"""Larger numbers are not counts."""
 _NO_VALUE: Final = re.compile(rb"null|\{\}|\[\]").search
-
-
-@lru_cache(maxsize=10_000)
-def _ingest(folded: str) -> tuple[str, str]:
-    """Return device and rule of the property ``P_INGEST``, which is the same for all messages of an MQTT topic."""
-    try:
-        full = full_envelope({P_INGEST: folded})
-    except ContractError:
-        return "", ""
-    return full.get(P_DEVICE) or "", full.get(P_RULE) or ""
 
 
 def has_value(payload: bytes) -> bool:
@@ -78,75 +75,70 @@ class NumberFields:
 
     def __init__(self, routes: Sequence[TopicRule]) -> None:
         self._fields: dict[str, MessageField] = {}
-        self._flat: dict[str, tuple[bytes, Callable[[bytes], re.Match[bytes] | None]]] = {}
+        self._flat: dict[str, tuple[str, str]] = {}
         for route in routes:
             if route.sequence is not None:
                 (field,) = Template.parse(route.sequence, Filter.parse(route.filter)).fields
                 self._fields[route.name] = field
                 if len(field.steps) == 1 and isinstance(field.steps[0], str):
-                    name = json.dumps(field.steps[0], ensure_ascii=False).encode()
-                    self._flat[route.name] = name, re.compile(re.escape(name) + rb"\s*:\s*(\d{1,18})\s*[,}]").search
+                    name = json.dumps(field.steps[0], ensure_ascii=False)
+                    self._flat[route.name] = name, re.escape(name) + r"\s*:\s*(?P<n>\d{1,18})\s*[,}]"
 
-    def __len__(self) -> int:
-        return len(self._fields)
+    def __contains__(self, rule: str) -> bool:
+        return rule in self._fields
 
     def number(self, rule: str, payload: bytes, properties: dict[str, str]) -> int | None:
         """Return the number of a message, None without one."""
         field = self._fields.get(rule)
         if field is None:
             return None
-        if rule in self._flat:
-            # An object without objects that has the name once is searched, which costs a fifth of parsing it.
-            name, search = self._flat[rule]
-            if payload.count(name) == 1 and payload.count(b"{") == 1 and (match := search(payload)) is not None:
-                return int(match[1])
         try:
             user = json.loads(properties[P_USER]) if P_USER in properties else []
             return int(read_fields([field], payload, [(str(a), str(b)) for a, b in user])[field.name])
         except (MissingField, ValueError, TypeError, ContractError):
             return None
 
+    def numbers(self, rule: str, payloads: Sequence[bytes], properties: Any) -> Any:
+        """Return the number of each message of a route, NO_NUMBER without one. ``properties``: an array with those of each."""
+        found = np.full(len(payloads), NO_NUMBER)
+        if rule in self._flat:
+            # An object without objects that has the name once is searched, which costs a tenth of parsing it.
+            name, pattern = self._flat[rule]
+            column = pa.array(payloads, pa.binary())
+            once, one = (pc.equal(pc.count_substring(column, some), 1) for some in (name, "{"))
+            text = pc.struct_field(pc.extract_regex(column, pattern), "n")
+            text = pc.if_else(pc.and_(once, one), text, None).cast(pa.string())
+            found = pc.fill_null(text.cast(pa.int64()), NO_NUMBER).to_numpy(zero_copy_only=False).copy()
+        for n in np.flatnonzero(found == NO_NUMBER).tolist():
+            number = self.number(rule, payloads[n], properties[n])
+            found[n] = NO_NUMBER if number is None or abs(number) > _MOST else number
+        return found
 
-def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -> Iterator[Message]:
+
+def window(client: PulsarClient, partition: str, since_us: int, until_us: int) -> Generator[Message]:
     """Yield the messages of a partition from the begin of the window to before its end. Of an entry all are yielded.
 
     Raises TransientError and RefusedError as ``read_to_end``.
     """
-    reader = client.reader(partition, EARLIEST, queue=_QUEUE, name="pulsebridge-audit")
+    with PulsarAdmin(client.settings) as admin:
+        begin = position_at(admin, partition, max(1, since_us // 1000))
+    if begin is None:
+        return
+    last = CommandPosition(begin.ledger, begin.entry - 1)
+    reader = client.reader(partition, message_id(-1, *begin, -1), queue=_QUEUE, name="pulsebridge-audit")
     try:
-        with our_errors(f"reading {partition}"):
-            reader.seek(max(1, since_us // 1000))
-        last = None
         while (message := received(reader.read_next, _SILENT_MS, f"reading {partition}")) is not None:
             if message.publish_timestamp() * 1000 >= until_us:
                 return
             yield message
-            last = message
-        if last is None and _ends_before(client, partition, since_us):
-            return
+            last = position_of(message.message_id())
         # Only at a silence is the end looked up, which costs more than a message.
-        end = BEFORE_ALL if last is None else position_of(last.message_id())
-        for message in read_to_end(reader, client.settings, partition, last=end):
+        for message in read_to_end(reader, client.settings, partition, last=last):
             if message.publish_timestamp() * 1000 >= until_us:
                 return
             yield message
     finally:
         close_quietly(reader)
-
-
-def _ends_before(client: PulsarClient, partition: str, since_us: int) -> bool:
-    """Whether the last message of a partition is older than the window. Without it a wait of seconds would show that."""
-    ledgers = ledgers_of(client.settings, partition)
-    if ledgers is None or ledgers.end == BEFORE_ALL:
-        return ledgers is not None
-    end = ledgers.end
-    number = int(partition.rpartition("-partition-")[2]) if "-partition-" in partition else -1
-    reader = client.reader(partition, message_id(number, end.ledger, end.entry, -1), queue=10)
-    try:
-        found = received(reader.read_next, _LAST_MS, f"reading {partition}")
-    finally:
-        close_quietly(reader)
-    return found is not None and found.publish_timestamp() * 1000 < since_us
 
 
 @dataclass(frozen=True)
@@ -162,26 +154,75 @@ class LogReader:
 
     def rows(self, client: PulsarClient, partition: str, number: int, numbers: Sequences) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the partition with this number, in its order. ``numbers`` gets the devices' own numbers."""
-        rows: list[tuple[Any, ...]] = []
-        numbered = bool(self.fields)
+        messages, done = Messages(), Position(-1, -1)
+        try:
+            for at in self._entries(partition, messages):
+                yield self._rows(number, messages, numbers)
+                done = at
+            return
+        except (Unread, PulsebridgeError) as e:
+            log.debug("Pulsar's client reads on", partition=partition, after=str(done), why=str(e))
+        messages.clear()
         for message in window(client, partition, self.since_us, self.until_us):
-            payload, properties, at = message.data(), properties_of(message) or {}, message.message_id()
-            own, rule = _ingest(properties.get(P_INGEST, ""))
-            device, us, crc = properties.get(P_DEVICE, own), message.publish_timestamp() * 1000, zlib.crc32(payload)
-            topic = properties.get(P_TOPIC, "") if has_value(payload) else ""
-            arrival = message.event_timestamp() * 1000 or -1
-            index = max(0, at.batch_index())
-            rows.append((number, at.ledger_id(), at.entry_id(), index, 0, us, arrival, device, crc, topic))
-            if numbered and P_REPLAYED not in properties and P_RETAINED not in properties:
-                rule = properties.get(P_RULE, rule)
-                found = self.fields.number(rule, payload, properties)
-                if found is not None:
-                    numbers.take(rule, key_of(message) or device, found, us, crc)
-            if len(rows) == _BATCH:
-                yield batch(rows)
-                rows = []
-        if rows:
-            yield batch(rows)
+            if position_of(message.message_id())[:2] > done:
+                messages.add_message(message)
+            if messages.full:
+                yield self._rows(number, messages, numbers)
+        if len(messages):
+            yield self._rows(number, messages, numbers)
+
+    def _entries(self, partition: str, messages: Messages) -> Iterator[Position]:
+        """Read the entries of the window into ``messages``. Yield the position of the last one whenever these are full.
+
+        Raises Unread at an entry that does not come, and else as ``WireReaders.reader``.
+        """
+        with PulsarAdmin(self.pulsar) as admin:
+            first = position_at(admin, partition, max(1, self.since_us // 1000))
+            wanted = Ledgers(admin.internal_stats(partition)).positions(first) if first else iter(())
+        begin = next(wanted, None)
+        if begin is None:
+            return
+        with closing(WireReaders(self.pulsar)) as readers:
+            reader = readers.reader(partition, *begin, permits=_PERMITS)
+            for at in chain([begin], wanted):
+                raw = reader.receive(_ENTRY_S)
+                if raw is None or raw[:2] != at:
+                    raise Unread(f"{at} does not come")
+                if (count := messages.add(raw, self.until_us)) is None:
+                    break
+                reader.took(count, _PERMITS)
+                if messages.full:
+                    yield at
+            if len(messages):
+                yield at
+
+    def _rows(self, part: int, messages: Messages, numbers: Sequences) -> pa.RecordBatch:
+        """Return the rows of these messages, and clear them. ``numbers`` gets the devices' own numbers. Raises Unread."""
+        ledger, entry, index, us = messages.positions()
+        arrival, payloads, of = messages.arrivals(), messages.payloads, np.array(messages.of)
+        crc = np.fromiter(map(zlib.crc32, payloads), np.int64, len(payloads))
+        devices, topics = (
+            pa.array([kind[n] for kind in messages.kinds], pa.string()).take(pa.array(of)) for n in (0, 1)
+        )
+        joined = b"\0".join(payloads)
+        if any(none in joined for none in (b"null", b"{}", b"[]")) or min(map(len, payloads)) < 3:
+            topics = pc.if_else(pa.array([has_value(payload) for payload in payloads]), topics, "")
+        self._number(messages, of, us, crc, numbers)
+        size = len(payloads)
+        columns = np.full(size, part), ledger, entry, index, np.zeros(size, np.int64), us, arrival, devices, crc, topics
+        messages.clear()
+        return pa.RecordBatch.from_arrays(
+            [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+        )
+
+    def _number(self, messages: Messages, of: Any, us: Any, crc: Any, numbers: Sequences) -> None:
+        names = [(kind.rule, kind.key) for kind in messages.kinds]
+        properties = np.array([kind.properties for kind in messages.kinds], object)
+        for rule in {rule for rule, _ in names if rule in self.fields}:
+            at = np.flatnonzero(np.array([one == rule for one, _ in names])[of])
+            payloads = [messages.payloads[n] for n in at.tolist()]
+            found = self.fields.numbers(rule, payloads, properties[of[at]])
+            numbers.take_all(names, of[at], found, us[at], crc[at])
 
 
 def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

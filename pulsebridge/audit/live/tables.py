@@ -43,50 +43,60 @@ def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> p
         at = [pc.struct_field(columns["_position"], name) for name in _TYPED]
     else:
         at = [*(columns[name] for name in _BRONZE), pa.array(np.zeros(size, np.int64))]
-    topics = at[0].cast(pa.string()).dictionary_encode() if not pa.types.is_dictionary(at[0].type) else at[0]
-    names, codes = topics.dictionary.to_pylist(), topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    numbers = pc.fill_null(at[1].cast(pa.int32()), 0).to_numpy(zero_copy_only=False)
-    # One number for topic and partition: both are few.
-    pairs = codes.astype(np.int64) << 32 | numbers
-    distinct, inverse = np.unique(pairs, return_inverse=True)
-    known = [-1 if n < 0 else partitions.number(names[n >> 32], n & 0xFFFFFFFF) for n in distinct.tolist()]
-    part = np.array(known, np.int32)[inverse]
+    part = _parts(at[0], _numbers(at[1], pa.int32()), partitions)
+    ledger, entry, index, element = (_numbers(one, pa.int64()) for one in at[2:])
     values = {
-        "part": pa.array(part),
-        **{
-            name: pc.fill_null(column.cast(pa.int64()), 0)
-            for name, column in zip(("ledger", "entry"), at[2:4], strict=True)
-        },
-        "index": pc.max_element_wise(pc.fill_null(at[4].cast(pa.int32()), 0), pa.scalar(0, pa.int32())),
-        "element": pc.fill_null(at[5].cast(pa.int64()), 0),
+        "part": part,
+        "ledger": ledger,
+        "entry": entry,
+        "index": np.maximum(index, 0).astype(np.int32),
+        "element": element,
         "us": _micros(columns.get("stored_at"), size, 0),
         "arrival": _micros(columns.get("arrival_time"), size, -1),
         "device": _text(columns.get("device"), size),
         "crc": _checksums(columns.get("payload"), size),
         "topic": _text(columns.get(label), size),
     }
-    batch = pa.RecordBatch.from_arrays([values[f.name].cast(f.type) for f in SCHEMA], schema=SCHEMA)
-    return batch.filter(pa.array(part >= 0))
+    batch = pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+    return batch if (part >= 0).all() else batch.filter(pa.array(part >= 0))
+
+
+def _parts(topic: Any, numbers: Any, partitions: Partitions) -> Any:
+    """Return the number of each row's partition; rows follow each other mostly in one."""
+    topics = topic if pa.types.is_dictionary(topic.type) else topic.cast(pa.string()).dictionary_encode()
+    names, codes = topics.dictionary.to_pylist(), _numbers(topics.indices, pa.int32(), -1)
+    first = np.flatnonzero((np.diff(codes, prepend=-2) != 0) | (np.diff(numbers, prepend=0) != 0))
+    runs = zip(codes[first].tolist(), numbers[first].tolist(), strict=True)
+    known = [-1 if code < 0 else partitions.number(names[code], number) for code, number in runs]
+    return np.repeat(np.array(known, np.int32), np.diff(first, append=len(codes)))
+
+
+def _numbers(column: Any, of: Any, unknown: int = 0) -> Any:
+    return _filled(column.cast(of), unknown).to_numpy(zero_copy_only=False)
+
+
+def _filled(column: Any, unknown: Any) -> Any:
+    return pc.fill_null(column, unknown) if column.null_count else column
 
 
 def _micros(column: Any, size: int, unknown: int) -> Any:
     if column is None:
         return pa.array(np.full(size, unknown, np.int64))
     zone = column.type.tz
-    return pc.fill_null(column.cast(pa.timestamp("us", zone)).cast(pa.int64()), unknown)
+    return _filled(column.cast(pa.timestamp("us", zone)).cast(pa.int64()), unknown)
 
 
 def _text(column: Any, size: int) -> Any:
     if column is None:
-        return pa.array([""] * size, pa.string())
-    return pc.fill_null(column.cast(pa.string()), "")
+        return pa.repeat("", size)
+    return _filled(column.cast(pa.string()), "")
 
 
 def _checksums(column: Any, size: int) -> Any:
     if column is None:
         return pa.array(np.full(size, -1, np.int64))
     if pa.types.is_integer(column.type):  # Spark has computed them
-        return pc.fill_null(column.cast(pa.int64()), -1)
+        return _filled(column.cast(pa.int64()), -1)
     column = column.cast(pa.large_binary())
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + size + 1].tolist()

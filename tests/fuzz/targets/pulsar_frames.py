@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from bridge.errors import RefusedError, TransientError
 from bridge.pulsar.wire import commands
+from bridge.pulsar.wire.broker_link import BrokerLink
 from bridge.pulsar.wire.client import Brokers
 from bridge.pulsar.wire.commands import Answer, Kind, WireError
 from bridge.pulsar.wire.connection import Accepted, BrokerConnection
 from bridge.pulsar.wire.producer import BatchProducer, Identity
 from bridge.pulsar.wire.protobuf import number, text
 from bridge.settings.pulsar import PulsarSettings
-from sources.broker_link import BrokerLink
 from tests.fuzz.engine import Case, Check, Target
 from tests.support.waiting import poll_for
 

@@ -18,6 +18,7 @@ from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
 from pulsebridge.audit.live.log import NumberFields, has_value
 from pulsebridge.audit.live.metrics import write_metrics
 from pulsebridge.audit.live.run import table_sides
+from pulsebridge.audit.live.sequence import NO_NUMBER
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,8 @@ def test_a_route_names_the_devices_own_number() -> None:
             TopicRule(name="none", filter="c/+device"),
         ]
     )
-    assert len(fields) == 2
+    assert "json" in fields
+    assert "none" not in fields
     assert fields.number("json", b'{"head":{"n":17}}', {}) == 17
     assert fields.number("user", b"", {"mqtt.user": '[["n","4"]]'}) == 4
     for rule, payload, properties in (
@@ -122,4 +124,10 @@ def test_the_number_is_that_of_the_parsed_payload(body: dict[str, Any], separato
         wanted = None if isinstance(number, bool | None) else int(str(number))
     except ValueError:
         wanted = None
-    assert fields.number("r", json.dumps(body, separators=separators).encode(), {}) == wanted
+    payload = json.dumps(body, separators=separators).encode()
+    assert fields.number("r", payload, {}) == wanted
+    others = [b"", b'{"n":7}', b'{"v":1,"n" : 12 }', b'"n":', b'{"n":1,"n":2}', b'{"n":1.5}', b'{"n":', b'{"n":\0001}']
+    numbers = [None if n == NO_NUMBER else n for n in fields.numbers("r", [*others, payload, *others], [{}] * 17)]
+    large = wanted is not None and abs(wanted) > 1 << 62
+    some = [None, 7, 12, None, 2, None, None, None]
+    assert numbers == [*some, None if large else wanted, *some]

@@ -1,20 +1,41 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsebridge.audit.live.findings import Kind
-from pulsebridge.audit.live.sequence import MOST_GAPS, Sequences
+from pulsebridge.audit.live.sequence import MOST_GAPS, NO_NUMBER, RECENT, Sequences
+
+Taken = tuple[str, str, int, int]
+"""Route, device, number and content."""
+
+
+def take(of: Sequences, messages: Sequence[Taken], size: int) -> None:
+    """Take messages, ``size`` at once."""
+    for at in range(0, len(messages), size):
+        some = messages[at : at + size]
+        names = sorted({one[:2] for one in some})
+        columns = (
+            [names.index(one[:2]) for one in some],
+            [one[2] for one in some],
+            range(at, at + len(some)),
+            [one[3] for one in some],
+        )
+        of.take_all(names, *(np.array(column, np.int64) for column in columns))
 
 
 def found(numbers: Iterable[int | tuple[int, int]], explained: Iterable[int] = ()) -> tuple[list[tuple[str, str]], int]:
-    of = Sequences({("r", "d", n) for n in explained})
-    for us, one in enumerate(numbers):
-        number, crc = one if isinstance(one, tuple) else (one, one)
-        of.take("r", "d", number, us, crc)
-    return sorted((f.kind, f.message.removeprefix("number ")) for f in of.end()), of.copies
+    messages = [("r", "d", *(one if isinstance(one, tuple) else (one, one))) for one in numbers]
+    results = []
+    for size in (1, 3, len(messages)):
+        of = Sequences({("r", "d", n) for n in explained})
+        take(of, messages, size)
+        results.append((sorted((f.kind, f.message.removeprefix("number ")) for f in of.end()), of.copies))
+    assert results[0] == results[1] == results[2]
+    return results[0]
 
 
 def test_successive_numbers_from_any_first_one_are_fine() -> None:
@@ -52,15 +73,8 @@ def test_a_large_jump_is_one_finding_beyond_the_bound() -> None:
 
 def test_devices_and_routes_are_counted_separately() -> None:
     of = Sequences()
-    for stream, device, number in (
-        ("r", "d", 1),
-        ("r", "e", 5),
-        ("s", "d", 9),
-        ("r", "d", 2),
-        ("r", "e", 6),
-        ("s", "d", 10),
-    ):
-        of.take(stream, device, number, 0, 0)
+    messages = [("r", "d", 1), ("r", "e", 5), ("s", "d", 9), ("r", "d", 2), ("r", "e", 6), ("s", "d", 10)]
+    take(of, [(*one, 0) for one in messages], 4)
     assert list(of.end()) == []
 
 
@@ -73,3 +87,20 @@ def test_any_lost_numbers_are_found_and_redelivered_ones_are_not(lost: set[int],
     kinds, seen = found([*with_copies[: with_copies.index(101)], 101])
     assert kinds == sorted((Kind.MISSING, str(n)) for n in lost)
     assert seen <= len(copies)
+
+
+def test_a_message_without_a_number_is_not_counted() -> None:
+    assert found([3, NO_NUMBER, 4, NO_NUMBER, 6]) == ([(Kind.MISSING, "5")], 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("de"), st.integers(0, 2 * RECENT), st.integers(0, 1)), max_size=80),
+    st.integers(1, 80),
+)
+def test_a_division_into_parts_changes_nothing(messages: list[tuple[str, int, int]], size: int) -> None:
+    results = []
+    for parts in (1, size):
+        of = Sequences()
+        take(of, [("r", *one) for one in messages], parts)
+        results.append((sorted(of.end()), of.copies))
+    assert results[0] == results[1]

@@ -36,13 +36,13 @@ from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.ingest.sessions import read_advertised, stored_sessions
 from bridge.protocols.records import InstanceRecord, ProtocolRecord
 from bridge.protocols.sharing import Beat
+from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import number, read_varint
 from bridge.push.cursor import Cursor
 from bridge.push.groups.roster import Roster, owner_of
 from bridge.push.segments import Parked
 from bridge.settings.pulsar import PulsarSettings
 from sources.entries import Opener, open_entry
-from sources.entry_reader import RawEntry
 from sources.retention import SubscriptionRecord
 
 

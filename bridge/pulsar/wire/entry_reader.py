@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 from bridge.errors import DeniedError, TransientError
 from bridge.pulsar.dial import with_grant
 from bridge.pulsar.errors import as_our_error
+from bridge.pulsar.wire.broker_link import BrokerLink, read_any
 from bridge.pulsar.wire.client import Brokers
 from bridge.pulsar.wire.commands import Answer, Kind, WireError, close, flow, subscribe_reader
 from bridge.pulsar.wire.protobuf import numbers_of
 from bridge.settings.pulsar import PulsarSettings
-from sources.broker_link import BrokerLink, read_any
 
 __all__ = ["EntryReader", "RawEntry", "WireReaders"]
 

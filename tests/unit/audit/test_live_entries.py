@@ -1,0 +1,94 @@
+"""Entries as ingest and Pulsar's client write them, decoded without a server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from google_crc32c import value as crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.contract import P_INGEST, P_REPLAYED, P_RULE, P_TOPIC, encode_ingest
+from bridge.pulsar.wire.batches import encode, head_of
+from bridge.pulsar.wire.entry_reader import RawEntry
+from bridge.pulsar.wire.protobuf import number, text
+from pulsebridge.audit.live.entries import Messages, Unread
+
+FOREVER = 1 << 62
+Written = tuple[int, bytes, int]
+"""Device, payload and event time of a message."""
+MESSAGES = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=300), st.integers(0, 1 << 47)), min_size=1)
+
+
+def head(device: int) -> bytes:
+    properties = {P_INGEST: encode_ingest(link="l", protocol="5", rule="r", device=f"d{device}"), P_TOPIC: "t" * device}
+    return head_of(f"d{device}", properties)
+
+
+def entry_of_ingest(messages: list[Written]) -> RawEntry:
+    outgoing = [SimpleNamespace(payload=payload, head=head(of), event_ms=at) for of, payload, at in messages]
+    (batch,) = encode(outgoing, producer=1, name=b"p", sequence=7, publish_ms=1_700_000_000_000)
+    return RawEntry(5, 6, batch.frame[batch.frame.index(b"\x0e\x01") :])
+
+
+def entry_of_client(messages: list[Written], *more: bytes) -> RawEntry:
+    """Pulsar's client adds sequence ids."""
+    body = b""
+    for n, (of, payload, at) in enumerate(messages):
+        metadata = head(of) + number(3, len(payload)) + (number(5, at) if at else b"") + number(8, n * 50)
+        body += len(metadata).to_bytes(4, "big") + metadata + payload
+    metadata = text(1, b"p") + number(3, 1_700_000_000_000) + number(11, len(messages)) + b"".join(more)
+    data = len(metadata).to_bytes(4, "big") + metadata + body
+    return RawEntry(5, 6, b"\x0e\x01" + crc32c(data).to_bytes(4, "big") + data)
+
+
+@given(MESSAGES, st.sampled_from([entry_of_ingest, entry_of_client]))
+def test_the_messages_of_an_entry_are_those_that_were_written(messages: list[Written], entry: object) -> None:
+    read = Messages()
+    for _ in range(2):  # the second one finds device and tail known
+        assert callable(entry)
+        assert read.add(entry(messages), FOREVER) == len(messages)
+    twice = messages * 2
+    assert read.payloads == [payload for _, payload, _ in twice]
+    kinds = [read.kinds[n] for n in read.of]
+    assert [(k.device, k.key, k.topic, k.rule) for k in kinds] == [
+        (f"d{d}", f"d{d}", "t" * d, "r") for d, _, _ in twice
+    ]
+    assert read.arrivals().tolist() == [at * 1000 or -1 for _, _, at in twice]
+    ledger, entries, index, us = (column.tolist() for column in read.positions())
+    assert set(ledger) == {5}
+    assert set(entries) == {6}
+    assert index == [*range(len(messages))] * 2
+    assert set(us) == {1_700_000_000_000_000}
+
+
+def test_a_replayed_message_and_one_of_another_program_have_no_route() -> None:
+    read = Messages()
+    for properties in ({P_RULE: "r", P_REPLAYED: "0:1:2"}, {}):
+        metadata = head_of("", properties) + number(3, 1)
+        body = len(metadata).to_bytes(4, "big") + metadata + b"x"
+        of = number(3, 1) + number(11, 1)
+        read.add(RawEntry(5, 6, len(of).to_bytes(4, "big") + of + body), FOREVER)
+    assert [kind.rule for kind in read.kinds] == ["", ""]
+
+
+@pytest.mark.parametrize("more", [number(8, 1), text(13, b"k"), number(20, 10), text(26, b"u")])
+def test_what_ingest_does_not_write_is_left_to_the_client(more: bytes) -> None:
+    with pytest.raises(Unread):
+        Messages().add(entry_of_client([(1, b"x", 0)], more), FOREVER)
+
+
+def test_a_damaged_entry_is_left_to_the_client_and_a_cut_batch_has_no_messages() -> None:
+    whole = entry_of_client([(1, b"abc", 5), (2, b"def", 6)])
+    with pytest.raises(Unread):
+        Messages().add(whole._replace(data=whole.data[:-1]), FOREVER)
+    read = Messages()
+    assert read.add(whole._replace(data=whole.data[6:-1]), FOREVER) == 2  # without checksum
+    assert len(read) == len(read.of) == len(read.arrivals()) == len(read.positions()[0]) == 0
+
+
+def test_an_entry_behind_the_window_adds_nothing() -> None:
+    read = Messages()
+    assert read.add(entry_of_client([(1, b"abc", 5)]), 1_700_000_000_000_000) is None
+    assert len(read) == 0
