@@ -15,7 +15,7 @@ from typing import Final
 __all__ = ["DISTRIBUTION", "PACKAGES", "package_folders", "shadowed", "shadowed_here"]
 
 DISTRIBUTION: Final = "pulsebridge"
-PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+PACKAGES: Final = ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
 
 
 def shadowed(folders: Mapping[str, Path | None], owners: Mapping[str, Sequence[str]]) -> list[str]:

@@ -20,7 +20,7 @@ __all__ = ["PAGE", "RESULTS", "commit_of_product", "load", "machine", "page", "r
 _ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("results.json")
 PAGE: Final = _ROOT / "CRASHES.md"
-_PRODUCT: Final = ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+_PRODUCT: Final = ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
 _SHOWN: Final = 2000
 
 _HEAD: Final = """# Crash matrix

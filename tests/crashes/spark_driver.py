@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from bridge import killpoints
@@ -101,21 +102,27 @@ def main() -> None:
         "spark.log.level": "ERROR",
     }
     spark = local_session("crashes", master=_MASTER, more={**spark_settings("local[2]"), **own})
-    stop, thread = threading.Event(), threading.Thread()
-    for line in sys.stdin:
-        given = json.loads(line)
+    lines: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+    stop = threading.Event()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(json.loads(line))
+            stop.set()
+        lines.put(None)
         stop.set()
-        if thread.ident is not None:
-            thread.join()
+
+    threading.Thread(target=read, daemon=True).start()
+    # The flows run in this thread, whose session Spark knows: there the sinks are registered.
+    while (given := lines.get()) is not None:
+        stop.clear()
+        if not lines.empty():
+            stop.set()
+        (folder / "done").write_text(str(given["number"]))
         if given["flow"]:
             _arm(spark, given["kill_at"], given["number"])
-            stop = threading.Event()
             settings = Settings.model_validate(json.loads(given["settings"]))
-            thread = threading.Thread(
-                target=_run, args=(spark, settings, given["options"], given["flow"], stop), daemon=True
-            )
-            thread.start()
-        (folder / "done").write_text(str(given["number"]))
+            _run(spark, settings, given["options"], given["flow"], stop)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def core(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_has_the_packages_the_conf_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    packages = {"bridge", "sources", "sinks", "streaming", "pulsebridge"}
+    packages = {"bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge"}
     found_by_spark = {f"pyspark_pulsebridge{of}.py" for of in ("", "_commands", "_groups", "_mqtt")}
     assert {t for t in tops if not t.endswith(".dist-info")} == packages | found_by_spark
     assert {

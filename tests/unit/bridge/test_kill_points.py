@@ -14,7 +14,7 @@ def test_every_listed_point_is_in_the_code_and_every_point_is_listed() -> None:
     listed = {name for key, names in vars(kill_points).items() if key.endswith("KILL_POINTS") for name in names}
     code = "".join(
         file.read_text(encoding="utf-8")
-        for tier in ("bridge", "sources", "sinks", "streaming", "pulsebridge")
+        for tier in ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
         for file in (ROOT / tier).rglob("*.py")
     )
     assert set(re.findall(r'reach\("([\w.]+)"\)', code)) <= listed

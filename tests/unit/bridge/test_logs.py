@@ -239,7 +239,7 @@ _ACTION = re.compile(
 
 def _warnings() -> Iterator[tuple[str, ast.expr]]:
     """Yield the location and the text of each WARNING and ERROR of the packages."""
-    for package in ("bridge", "sources", "sinks", "streaming", "pulsebridge"):
+    for package in ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if (

@@ -129,7 +129,7 @@ def test_variables_of_ours_that_are_no_settings_are_known() -> None:
     packages = Path(bridge.__file__).parent.parent
     named = {
         name
-        for package in ("bridge", "sources", "sinks", "streaming", "pulsebridge", "tests/bench")
+        for package in ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge", "tests/bench")
         for path in (packages / package).rglob("*.py")
         for name in re.findall(r"\bPULSEBRIDGE_[A-Z][A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8"))
         if "__" not in name
