@@ -330,7 +330,7 @@ def quarantined(rows: DataFrame, declared: Declared) -> DataFrame:
         return (F.col(name) if name in names else F.lit(None)).cast(kind)
 
     kept = [n for n in rows.columns if n not in (*WORKING_COLUMNS, "_failed_rules", "_warnings")]
-    reason = F.coalesce(given("_fault", "string"), F.concat(F.lit("failed "), F.element_at("_failed_rules", 1)))
+    reason = F.coalesce(given("_fault", "string"), F.concat(F.lit("failed "), F.get("_failed_rules", F.lit(0))))
     return rows.select(
         F.lit(declared.name).alias("table"),
         F.col("_failed_rules").alias("failed_rules"),

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import PulsebridgeError
+from streaming import pipelines as dp
 from streaming import writing
 from streaming.upkeep import Upkeep
+from streaming.writing import POSITION
 from tests.support.upkeep_world import ARRIVAL, House, killed_at
 
 if TYPE_CHECKING:
@@ -115,6 +117,23 @@ def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_mad
     assert house.found("newest") == ["a 1 99.0 4 1", "b 3 70.0 6 0"]
     house.take(4, 8, 1)
     assert house.found("keyed") == ["a 1 99.0 4 1", "b 2 60.0 0 2", "b 3 70.0 6 0"]
+
+
+def test_a_table_without_rules_is_rebuilt(spark: SparkSession, tmp_path: Path) -> None:
+    house = House(spark, tmp_path / "lakehouse", 0)
+    with dp.declaring(house.job.pipeline):
+        place = "'topic', __topic, 'partition', partition, 'ledger', ledger_id, 'entry', entry_id, 'index', batch_index"
+        position = f"named_struct({place}, 'element', 0) AS _position"
+        schema = f"device string, mqtt_topic string, _position {POSITION}"
+        columns = "device", "upper(mqtt_topic) AS mqtt_topic", position
+        dp.table(lambda: dp.messages().selectExpr(*columns), name="bare", schema=schema)
+    house.create("bronze", "bare")
+    house.arrive([], [], device="a")
+    spark.sql(
+        f"INSERT INTO {house.reader.table('bare').sql} SELECT device, 'old', {position} FROM {house.reader.table('bronze').sql}"
+    )
+    assert house.do("rebuild", "bare") == "bare: 2 messages give 2 rows, and 0 in quarantine"
+    assert [tuple(row) for row in house.rows("bare").select("device", "mqtt_topic").collect()] == [("a", "A/B")] * 2
 
 
 @pytest.mark.thorough
