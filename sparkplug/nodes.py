@@ -7,7 +7,9 @@ the same verdicts, however they are divided: the state is all that a later messa
 
 from __future__ import annotations
 
+import base64
 import json
+from array import array
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -37,7 +39,7 @@ class Arrival(NamedTuple):
     seq: int | None
     bd_seq: int | None
     digest: int
-    """A checksum of the payload, of 32 bits."""
+    """A checksum of the payload, of 32 bits, not 0."""
     arrival_us: int
 
 
@@ -74,22 +76,22 @@ class NodeState:
     """Whether messages are missing since the last NBIRTH."""
     devices: dict[str, bool] = field(default_factory=dict)
     """Whether each device is online."""
-    digests: dict[int, int] = field(default_factory=dict)
-    """Checksum of the last message of each ``seq``."""
+    digests: array[int] = field(default_factory=lambda: array("I", bytes(4 * _NUMBERS)))
+    """Checksum of the last message of each ``seq``, 0 without one."""
     requested_us: int | None = None
     """Arrival of the message that last made a rebirth request due."""
 
     def to_json(self) -> str:
         """Return the state as JSON."""
-        return json.dumps(
-            [self.online, self.bd_seq, self.expected, self.gap, self.devices, self.digests, self.requested_us]
-        )
+        digests = base64.b64encode(self.digests).decode()
+        return json.dumps([self.online, self.bd_seq, self.expected, self.gap, self.devices, digests, self.requested_us])
 
     @classmethod
     def of_json(cls, text: str) -> NodeState:
         """Read ``to_json``."""
         online, bd_seq, expected, gap, devices, digests, requested_us = json.loads(text)
-        return cls(online, bd_seq, expected, gap, devices, {int(n): d for n, d in digests.items()}, requested_us)
+        known = array("I", base64.b64decode(digests))
+        return cls(online, bd_seq, expected, gap, devices, known, requested_us)
 
 
 def step(state: NodeState, arrival: Arrival, rebirth_us: int) -> Verdict:
@@ -135,7 +137,8 @@ def _repeats(state: NodeState, arrival: Arrival) -> bool:
         arrival.kind != "NDEATH"
         and arrival.seq is not None
         and arrival.seq != state.expected
-        and state.digests.get(arrival.seq) == arrival.digest
+        and 0 <= arrival.seq < _NUMBERS
+        and state.digests[arrival.seq] == arrival.digest
     )
 
 

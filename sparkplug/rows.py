@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from sparkplug.nodes import ALIAS, Arrival, Births, NodeState, Verdict, step
@@ -126,7 +125,7 @@ def _read(state: NodeState, messages: Iterable[Message], rebirth_us: int) -> Ite
             fault = str(e) if isinstance(e, PayloadError) else f"sparkplug: {e}"
             yield _Read(message, topic, None, fault, Verdict(None))
             continue
-        arrival = Arrival(topic.kind, topic.device, seq, bd_seq, zlib.crc32(message.payload), message.arrival_us)
+        arrival = Arrival(topic.kind, topic.device, seq, bd_seq, zlib.crc32(message.payload) or 1, message.arrival_us)
         yield _Read(message, topic, payload, None, step(state, arrival, rebirth_us), seq, bd_seq)
 
 
@@ -159,7 +158,7 @@ def _metric(topic: Topic, metric: Any, births: Births, budget: Budget) -> tuple[
     return (
         name,
         NAMES.get(datatype, str(datatype)) if datatype else None,
-        None if alias is None else Decimal(alias),
+        alias,
         checked_ms(metric.timestamp) if metric.HasField("timestamp") else None,
         metric.is_null or value == _NULL,
         metric.is_historical,

@@ -7,14 +7,15 @@ keeps the rows of those that are rebuilt.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sparkplug import NAMESPACE
-from sparkplug.rows import EVENT_ROW, METRIC_ROW
 from streaming import pipelines as dp
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from sparkplug.processor import Processor
 
 __all__ = ["DEFINITIONS", "EVENTS", "METRICS", "PRESENCE", "declare"]
 
@@ -76,7 +77,7 @@ def _declare_metrics(rebirth_us: int) -> None:
     def metrics() -> DataFrame:
         from sparkplug.processor import MetricProcessor
 
-        return _with_state(MetricProcessor(rebirth_us), METRIC_ROW).selectExpr(
+        return _with_state(MetricProcessor(rebirth_us)).selectExpr(
             *_FIRST, "metric", "timestamp_millis(metric_ms) AS metric_time",
             "coalesce(timestamp_millis(coalesce(metric_ms, sent_ms)), timestamp_micros(arrival_us)) AS event_time",
             "datatype", "value", "integer", "truth", "text", "timestamp_millis(time_ms) AS time", "bytes", "json",
@@ -97,7 +98,7 @@ def _declare_events(rebirth_us: int) -> None:
         # An offline node does not know it, so its time of death is that of arrival
         # (tck-id-operational-behavior-edge-node-termination-host-action-ndeath-node-offline).
         at = "CASE WHEN message_type <> 'NDEATH' THEN timestamp_millis(sent_ms) END"
-        rows = _with_state(EventProcessor(rebirth_us), EVENT_ROW)
+        rows = _with_state(EventProcessor(rebirth_us))
         return rows.selectExpr(
             *(one for one in _FIRST if one != "device_id"), "event_device AS device_id", "event", "detail",
             f"coalesce({at}, timestamp_micros(arrival_us)) AS event_time", *_LAST,
@@ -128,11 +129,19 @@ def _declare_newest() -> None:
     dp.create_auto_cdc_flow(DEFINITIONS, "sparkplug_birth_metrics", ["device", "device_id", "metric"], "_position")
 
 
-def _with_state(processor: Any, columns: tuple[tuple[str, str], ...]) -> DataFrame:
+def _with_state(processor: Processor) -> DataFrame:
     """Return the rows of a processor for all messages of edge nodes."""
+    from sparkplug.processor import PACKED, replayed, unpacked
+
+    columns = ", ".join(f"`{name}` {kind}" for name, kind in processor.columns)
     messages = dp.messages(f"{NAMESPACE}/#")
     if messages.isStreaming:
-        return _processed(messages, processor, columns)
+        packed = (
+            _of_nodes(messages)
+            .groupBy("node")
+            .transformWithState(processor, outputStructType=PACKED, outputMode="append", timeMode="none")
+        )
+        return packed.mapInArrow(unpacked(processor), columns)
     key = {
         "__topic": "topic",
         "partition": "partition",
@@ -141,15 +150,11 @@ def _with_state(processor: Any, columns: tuple[tuple[str, str], ...]) -> DataFra
         "batch_index": "index",
     }
     chosen = messages.selectExpr(*(f"{name} AS {column}" for name, column in key.items()))
-    return _processed(dp.read(_BRONZE), processor, columns).join(chosen, list(key.values()), "left_semi")
+    order = "node", "ledger", "entry", "batch_index"
+    stored = _of_nodes(dp.read(_BRONZE)).repartition("node").sortWithinPartitions(*order)
+    return stored.mapInArrow(replayed(processor), columns).join(chosen, list(key.values()), "left_semi")
 
 
-def _processed(messages: DataFrame, processor: Any, columns: tuple[tuple[str, str], ...]) -> DataFrame:
+def _of_nodes(messages: DataFrame) -> DataFrame:
     found = messages.where(f"mqtt_topic RLIKE r'{_TOPICS}'")
-    rows = found.selectExpr(*(f"{sql} AS {name}" for name, sql in _MESSAGE.items()))
-    return rows.groupBy("node").transformWithState(
-        processor,
-        outputStructType=", ".join(f"`{name}` {kind}" for name, kind in columns),
-        outputMode="append",
-        timeMode="none",
-    )
+    return found.selectExpr(*(f"{sql} AS {name}" for name, sql in _MESSAGE.items()))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 from decimal import Decimal
 from itertools import pairwise
@@ -10,6 +11,7 @@ import pytest
 
 from sparkplug.nodes import Births, NodeState
 from sparkplug.payloads import PayloadError, Topic, command, parse_topic, read_payload
+from sparkplug.processor import EventProcessor, MetricProcessor, Processor, replayed, unpacked
 from sparkplug.rows import EVENT_ROW, METRIC_ROW, Message, event_rows, metric_rows, node_of
 from sparkplug.schema import Payload
 from sparkplug.values import NUMBERS
@@ -181,3 +183,43 @@ def test_an_hour_cut_at_a_thousand_random_places_gives_equal_rows() -> None:
     assert marks == {None, "gap", "unborn", "repeat", "stale"}
     found = {row[-3] for _, rows in whole.values() for row in rows}
     assert found == {"online", "offline", "stale", "gap", "rebirth"}
+
+
+@pytest.mark.parametrize("processor", [MetricProcessor(EVERY_US), EventProcessor(EVERY_US)])
+def test_packed_rows_and_replayed_messages_of_nodes_become_the_same_columns(processor: Processor) -> None:
+    pa = pytest.importorskip("pyarrow")
+    by_node = _by_node(in_log([*hour(3, 400), EdgeNode("G/none", [("nan", "Double", "nan")]).birth()]))
+    parts = [part for messages in by_node.values() for _, part in processor.parts(NodeState(), Births({}), messages)]
+    packed = pa.RecordBatch.from_pydict({"packed": [pickle.dumps(part) for part in parts]})
+    (found,) = unpacked(processor)([packed])
+    given = [(node, *message) for node, messages in by_node.items() for message in messages]
+    sizes = (150, len(given) - 150)
+    cut = [given[: sizes[0]], given[sizes[0] :]]
+    names = ["node", *Message._fields]
+    (again,) = replayed(processor)(
+        [pa.RecordBatch.from_pylist([dict(zip(names, one, strict=True)) for one in part]) for part in cut]
+    )
+    assert found.schema == again.schema
+    assert found.schema.names == [name for name, _ in processor.columns]
+    rows = [tuple(row.values()) for row in found.to_pylist()]
+    assert list(map(repr, rows)) == [repr(tuple(row.values())) for row in again.to_pylist()]
+    texts = [list(map(_text, row)) for row in rows]
+    assert texts == [list(map(_text, row)) for part in parts for row in part]
+
+
+def _text(value: Any) -> str:
+    return str(int(value) if isinstance(value, Decimal) else value)
+
+
+def test_rows_of_many_or_long_messages_come_in_several_batches() -> None:
+    pa = pytest.importorskip("pyarrow")
+    node = EdgeNode("G/N", [("note", "String", "x")])
+    sent = [node.birth(), *(node.data("y" * 200_000) for _ in range(200))]
+    parts = list(MetricProcessor(EVERY_US).parts(NodeState(), Births({}), in_log(sent)))
+    assert [len(part) for _, part in parts[:2]] == [5, 2]  # the birth has three metrics
+    packed = pa.RecordBatch.from_pydict({"packed": [pickle.dumps(part) for _, part in parts]})
+    found = [batch.num_rows for batch in unpacked(MetricProcessor(EVERY_US))([packed])]
+    assert sum(found) == 203
+    assert len(found) == 3
+    few = pa.RecordBatch.from_pydict({"packed": [pickle.dumps(parts[0][1] * 1_000)] * 7})
+    assert [batch.num_rows for batch in unpacked(MetricProcessor(EVERY_US))([few])] == [10_000, 10_000, 10_000, 5_000]
