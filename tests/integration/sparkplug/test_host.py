@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,10 +19,11 @@ from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
-from sparkplug.host import Host, state_payload, state_topic
+from sparkplug.host import state_payload, state_topic
+from tests.support.sparkplug_host import running_host
 from tests.support.stack import mqtt_settings
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import await_end, patient, poll_for
+from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
 
@@ -96,20 +96,6 @@ def process(watcher: Watcher, folder: Path) -> Iterator[subprocess.Popen[str]]:
         print(started.communicate()[0])
 
 
-@contextmanager
-def running(watcher: Watcher, settings: Settings | None = None) -> Iterator[Host]:
-    """Run a host in a thread until the block ends."""
-    stopping = threading.Event()
-    host = Host(settings or watcher.settings, watcher.host_id, stopping)
-    thread = threading.Thread(target=host.run, daemon=True)
-    thread.start()
-    try:
-        yield host
-    finally:
-        stopping.set()
-        await_end(thread)
-
-
 @pytest.mark.tck(
     "tck-id-components-ph-state", "tck-id-operational-behavior-host-application-disconnect-intentional",
     "tck-id-operational-behavior-host-application-termination",
@@ -136,7 +122,7 @@ def test_a_process_that_is_killed_is_offline_by_its_will_and_one_that_is_stopped
 def test_one_process_at_a_time_is_the_host_and_another_follows(watcher: Watcher, tmp_path: Path) -> None:
     with process(watcher, tmp_path) as first:
         watcher.await_state(True)
-        with running(watcher) as second:
+        with running_host(watcher.settings, watcher.host_id) as second:
             poll_for(lambda: second.waiting, 30, "the second process to wait")
             assert not watcher.states
             first.send_signal(signal.SIGKILL)
@@ -150,7 +136,7 @@ def test_one_process_at_a_time_is_the_host_and_another_follows(watcher: Watcher,
     "tck-id-message-flow-hid-sparkplug-state-message-delivered",
 )  # fmt: skip
 def test_a_state_that_says_offline_is_answered_by_a_birth(watcher: Watcher) -> None:
-    with running(watcher) as host:
+    with running_host(watcher.settings, watcher.host_id) as host:
         born = watcher.await_state(True)
         poll_for(lambda: host.online, 30, "the host to be online")
         for wrong in (state_payload(born["timestamp"] - 5, online=False), state_payload(0, online=False)):
@@ -167,7 +153,7 @@ def test_a_lost_connection_is_followed_by_one_with_a_later_time(watcher: Watcher
     mqtt = watcher.settings.mqtt
     with TcpProxy(mqtt.host, mqtt.port) as proxy:
         through = mqtt.model_copy(update={"host": "127.0.0.1", "port": proxy.port})
-        with running(watcher, watcher.settings.model_copy(update={"mqtt": through})):
+        with running_host(watcher.settings.model_copy(update={"mqtt": through}), watcher.host_id):
             born = watcher.await_state(True)
             proxy.cut()
             poll_for(lambda: len(watcher.states) > 1 and watcher.states[-1]["online"], 60, "another birth")

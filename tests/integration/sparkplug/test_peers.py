@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from sparkplug.rows import METRIC_ROW, Message, metric_rows, node_of
 from sparkplug.values import NUMBERS
 from tests.support.ingest import running_ingest, stored
 from tests.support.push import provision, push_in_thread, write_commands
+from tests.support.sparkplug_host import running_host
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
 
@@ -207,6 +209,52 @@ def test_mqtt_spb_wrapper(plant: Plant, stack: LocalStack, environments: Any) ->
     finally:
         peer.kill()
     plant.await_rows(1, message_type="NDEATH")
+    assert not any(row["_fault"] for row in plant.rows())
+
+
+def newer_python() -> str:
+    """Return a Python that aiospb 8 runs on. The test is skipped without one."""
+    if sys.version_info >= (3, 12):
+        return sys.executable
+    asks = (
+        ["uv", "python", "find", "--offline", "3.12"],
+        ["pyenv", "prefix", "3.12"],
+        ["python3.12", "-c", "import sys; print(sys.executable)"],
+    )
+    for ask in asks:
+        if shutil.which(ask[0]):
+            done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=patient(60))
+            found = Path(done.stdout.strip())
+            if done.returncode == 0:
+                return str(found / "bin" / "python" if found.is_dir() else found)
+    pytest.skip("there is no Python 3.12")
+
+
+def test_aiospb_waits_for_its_host(plant: Plant, stack: LocalStack, environments: Any) -> None:
+    node = f"n{uuid.uuid4().hex[:6]}"
+    peer = Peer(environments("aiospb==8.1.3", newer_python()), "aiospb_node.py", stack, node)
+    try:
+        peer.await_line("connected")
+        assert plant.rows() == []
+        with running_host(plant.settings, f"host-{node}"):
+            plant.await_rows(1, message_type="DBIRTH")
+            born = {row["metric"]: row for row in plant.rows()}
+            assert (born["temp"]["value"], born["on"]["truth"], born["note"]["text"]) == (3.0, True, "Grüße")
+            assert (born["setpoint"]["integer"], born["speed"]["integer"]) == (-3, -300)
+            peer.publish(7)
+            (data,) = plant.await_rows(1, message_type="NDATA")
+            assert (data["metric"], data["value"]) == ("temp", 7.0)
+            assert {row["mark"] for row in plant.rows()} == {None}
+            plant.command(node, None, "setpoint", "-41", "Int32")
+            peer.await_line("command setpoint None -41")
+            plant.command(node, "D", "speed", "9", "Int16")
+            peer.await_line("command speed None 9")
+            plant.await_rows(1, message_type="DDATA", metric="speed", integer=9)
+    finally:
+        peer.kill()
+    (death,) = plant.await_rows(1, message_type="NDEATH")
+    assert (death["metric"], death["bd_seq"]) == ("bdSeq", born["bdSeq"]["bd_seq"])
+    # It gives messages that it sends at once one seq, so there may be gaps after the commands.
     assert not any(row["_fault"] for row in plant.rows())
 
 

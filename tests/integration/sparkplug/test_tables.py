@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
-from itertools import pairwise
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,39 +54,60 @@ def expected(sent: list[Sent]) -> tuple[list[tuple[Any, ...]], int, list[tuple[A
     return good, sum(row[fault] is not None for row in found), [(row[0], *row[-3:]) for row in events]
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
 def test_batches_restarts_and_a_rebuild_give_the_rows_of_one_pass(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
 ) -> None:
-    dice = random.Random(27)
     sent = hour(176, 140)
-    plant = Plant(spark, topic, tmp_path / "lakehouse", trigger={"max_rows": 40})
-    cuts = [0, *sorted(dice.sample(range(1, len(sent)), 1)), len(sent)]
-    for begin, end in pairwise(cuts):
-        plant.send(sent[begin:end])
-        plant.run("bronze", "sparkplug_metrics", "sparkplug_events")
+    plant = Plant(spark, topic, tmp_path / "lakehouse", trigger={"max_rows": 60})
+    plant.send(sent[:97])
+    plant.run("sparkplug_metrics", "sparkplug_events")
+    plant.send(sent[97:])
+    plant.run("bronze", "sparkplug_metrics", "sparkplug_events")
     good, faults, events = expected(sent)
     assert {row[_METRIC.index("mark")] for row in good} == {None, "gap", "unborn", "repeat", "stale"}
-    assert plant.rows("sparkplug_metrics", *_METRIC) == good
-    assert plant.rows("sparkplug_events", "device", "event", "device_id", "detail") == events
-    quarantine = plant.rows("quarantine", "`table`", "payload")
-    assert len(quarantine) == faults > 0
-    assert {table for table, _ in quarantine} == {"sparkplug_metrics"}
 
-    # A rebuild of the end needs the births before it.
-    at = sent[100].at_ms / 1000
+    def check() -> None:
+        assert plant.rows("sparkplug_metrics", *_METRIC) == good
+        assert plant.rows("sparkplug_events", "device", "event", "device_id", "detail") == events
+        assert plant.rows("quarantine", "`table`") == [("sparkplug_metrics",)] * faults
+
+    check()
+    assert faults > 0
+    # A rebuild of the rows since then needs the births before them.
+    since = datetime.fromtimestamp(sent[30].at_ms / 1000, timezone.utc).isoformat()
     upkeep = Upkeep(plant.job(), patience_s=2)
-    upkeep.settle(upkeep.ask("rebuild", "sparkplug_metrics", since=_iso(at)))
+    upkeep.settle(upkeep.ask("rebuild", "sparkplug_metrics", since=since))
     upkeep.settle(upkeep.ask("rebuild", "sparkplug_events"))
-    assert plant.rows("sparkplug_metrics", *_METRIC) == good
-    assert plant.rows("sparkplug_events", "device", "event", "device_id", "detail") == events
-    assert len(plant.rows("quarantine", "payload")) == faults
-
-    plant.run("sparkplug_presence")
-    online = {(row[0], row[1]) for row in plant.rows("sparkplug_presence", "device", "device_id", "online") if row[2]}
+    check()
     last = {
         (device, device_id or ""): event for device, event, device_id, _ in events if event in ("online", "offline")
     }
-    assert online == {key for key, event in last.items() if event == "online"}
+    presence = plant.rows("sparkplug_presence", "device", "device_id", "online")
+    assert {row[:2]: row[2] for row in presence} == {key: event == "online" for key, event in last.items()}
+
+
+@pytest.mark.thorough
+def test_a_driver_that_is_killed_between_its_state_and_the_table_gives_the_rows_of_one_pass(
+    spark: SparkSession, topic: TestTopic, tmp_path: Path
+) -> None:
+    sent = hour(176, 140)
+    flow = "sparkplug_metrics"
+    plant = Plant(spark, topic, tmp_path / "lakehouse")
+    plant.send(sent[:97])
+    plant.run(flow)
+    before = plant.rows(flow, *_METRIC)
+    plant.send(sent[97:])
+    checkpoint = tmp_path / "lakehouse" / "checkpoints" / flow
+    plant.run_killed_at("table.validated", flow)
+    assert list(checkpoint.glob("state/0/*/**/2*.changelog")), "the state of the second batch"
+    assert not (checkpoint / "commits" / "1").exists()
+    assert plant.rows(flow, *_METRIC) == before
+    plant.run(flow)
+    good, faults, _ = expected(sent)
+    assert plant.rows(flow, *_METRIC) == good
+    assert len(plant.rows("quarantine", "payload")) == faults
 
 
 def documented(plant: Plant) -> DataFrame:
@@ -97,12 +117,6 @@ def documented(plant: Plant) -> DataFrame:
     for table in ("sparkplug_metrics", "sparkplug_presence"):
         query = query.replace(f"{table} ", f"delta.`{plant.settings.streaming.root}/{table}` ")
     return plant.spark.sql(query)
-
-
-def _iso(seconds: float) -> str:
-    from datetime import datetime, timezone
-
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
 
 
 @pytest.mark.tck(
