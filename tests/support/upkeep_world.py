@@ -82,9 +82,10 @@ class House:
         self.job = Job(spark, settings, declared(least))
         self.reader = Reader(spark, settings, self.job.pipeline)
 
-    def create(self) -> None:
+    def create(self, *names: str) -> None:
+        """Create these tables, or all, and quarantine."""
         create(self.spark, self.reader.table(QUARANTINE), StructType.fromDDL(QUARANTINE_SCHEMA))
-        for name in self.job.pipeline.tables:
+        for name in names or self.job.pipeline.tables:
             self.reader.ensure(name)
             checkpoint = Path(self.job._checkpoint(name))
             checkpoint.mkdir(parents=True)

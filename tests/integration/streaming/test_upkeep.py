@@ -127,7 +127,7 @@ def test_a_table_without_rules_is_rebuilt(spark: SparkSession, tmp_path: Path) -
         schema = f"device string, mqtt_topic string, _position {POSITION}"
         columns = "device", "upper(mqtt_topic) AS mqtt_topic", position
         dp.table(lambda: dp.messages().selectExpr(*columns), name="bare", schema=schema)
-    house.create()
+    house.create("bronze", "bare")
     house.arrive([], [], device="a")
     spark.sql(
         f"INSERT INTO {house.reader.table('bare').sql} SELECT device, 'old', {position} FROM {house.reader.table('bronze').sql}"
