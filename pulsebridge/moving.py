@@ -52,7 +52,7 @@ from bridge.inspect.devices.reading import PushTopics
 from bridge.killpoints import reach
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import Producer, PulsarClient, message_id, our_errors
-from bridge.pulsar.messages import StoredMessage, leave_out_foreign, record_key, stored_message
+from bridge.pulsar.messages import StoredMessage, leave_out_foreign, position_of, record_key, stored_message
 from bridge.pulsar.position_reader import PositionReader
 from bridge.pulsar.provisioning import create_topic
 from bridge.pulsar.provisioning_plan import PARKED_RETENTION, push_needs, rest_path
@@ -242,8 +242,8 @@ class _Move:
             for device, cursor in records.by_device.items():
                 target = self._target(source, device)
                 self._devices[target] += 1
-                seen_to = self._runs[source, target].last if device in records.uncertain else cursor.maybe_seen_to
-                _translate_cursor(cursor, seen_to, self._runs[source, target])
+                _translate_cursor(cursor, self._runs[source, target])
+                cursor.stored_in = cursor.ids_stored_in = ()  # they are in the former topic
                 for record in cursor.records(device, whole=True):
                     yield self._cursors[target], _Record(*record)
 
@@ -251,9 +251,7 @@ class _Move:
         for position, (device, _) in found.parked.items():
             target = self._target(source, device)
             self._lost[target] += self._runs[source, target].exactly(position) is None
-        readable = found.readable and not records.by_device.unread
-        fresh = records.owner is None and not len(records.by_device)
-        clean = readable and (fresh if records.served is None else records.served.clean)
+        clean = records.clean and found.readable and not records.by_device.unread
         first = next(iter(self._old.scan(COMMANDS_TOPIC, source)), None)
         return clean, records.term.secret or new_secret(), None if first is None else stored_message(first).position
 
@@ -282,11 +280,12 @@ class _Records:
             key = record_key(message, CURSORS_TOPIC)
             try:
                 if key:
-                    self.cursors.take(key, message.data(), message.producer_name())
+                    self.cursors.take(key, message.data(), position_of(message.message_id()))
             except ContractError as e:
                 leave_out_foreign(CURSORS_TOPIC, message.message_id(), str(e), key or "")
                 self.readable = False
         self.cursors.whole()
+        self.cursors.by_device.horizon = EVERYTHING
         for device, some in self.cursors.parked.items():
             cursor = self.cursors.by_device.get(device)
             done = BEFORE_ALL if cursor is None else cursor.done
@@ -300,7 +299,7 @@ class _Records:
                 self.parked |= {one.position: (device, one) for one in self.segments[key][1].ids if one.position > done}
 
 
-def _translate_cursor(cursor: Cursor, seen_to: CommandPosition | None, runs: PositionRuns) -> None:
+def _translate_cursor(cursor: Cursor, runs: PositionRuns) -> None:
     def there(one: ParkedId) -> ParkedId | None:
         copy = runs.exactly(one.position)
         return None if copy is None else one._replace(position=copy, copy=None)
@@ -310,7 +309,7 @@ def _translate_cursor(cursor: Cursor, seen_to: CommandPosition | None, runs: Pos
         cursor.resend_from = runs.up_to(cursor.resend_from) or BEFORE_ALL
     cursor.resend = [copy for one in cursor.resend if (copy := there(one)) is not None]
     cursor.unproven = [Unproven(copy, at) for one, at in cursor.unproven if (copy := there(one)) is not None]
-    cursor.maybe_seen_to = None if seen_to is None else runs.up_to(seen_to)
+    cursor.maybe_seen_to = None if cursor.maybe_seen_to is None else runs.up_to(cursor.maybe_seen_to)
 
 
 def _translated_segment(segment: Segment, runs: PositionRuns) -> bytes:

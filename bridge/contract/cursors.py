@@ -1,7 +1,12 @@
 """Records of the cursors topic: the cursors of devices, the ids apart from them, and what an owner writes of itself.
 
-A cursor is one message of the compacted topic, keyed by device; the last one counts. All commands of the device at or below
-``position`` are settled: delivered, expired, a duplicate, or in the dead letters.
+A cursor is one message of the compacted topic. All commands of the device at or below ``position`` are settled: delivered,
+expired, a duplicate, or in the dead letters.
+
+Its key has the device and the term of the owner that wrote it (``key_of_term``), so that a former owner whose write arrives
+late replaces nothing of its successor. An owner writes what it has read of all terms, and removes the records of the others
+behind that. A term is the position of the owner's first record in the partition. So the term shows which records the owner
+has read: those before it.
 
 Push writes the cursor for each command, and the ids are by far its largest part. So the cursor has the latest ids alone; the
 others are in a record apart (``ids_key``). Push writes that record before the cursor that leaves them out, and the record
@@ -22,7 +27,7 @@ from operator import sub
 from typing import Any, Final, NamedTuple
 
 from bridge.contract import CURSOR_VERSION
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.contract.decoding import (
     LAST_US,
     checked_position,
@@ -52,8 +57,12 @@ __all__ = [
     "ids_device",
     "ids_key",
     "is_plain_ids",
+    "key_of_term",
     "plain_cursor",
     "read_term",
+    "split_key",
+    "term_name",
+    "term_position",
     "term_record",
 ]
 
@@ -61,10 +70,7 @@ OWNER_KEY: Final = "\0owner"
 """Key of the owner's own record in a cursors partition; no device is called so, MQTT topics have no U+0000."""
 
 TERM_KEY: Final = "\0term"
-"""Key of the record with which an owner begins its term: behind it only this owner's records count; others are late.
-
-It differs from ``OWNER_KEY``, because a former owner writes that record as well, to see whether it was replaced.
-"""
+"""Key of the record of what owners take over from each other. Each owner has its own, as of a cursor."""
 
 _IDS_PREFIX: Final = "\0ids\0"
 _OWNER_VERSION: Final = 1
@@ -129,6 +135,33 @@ class Unproven(NamedTuple):
     at_us: int
 
 
+def key_of_term(key: str, term: str) -> str:
+    """Return the key of an owner's record: ``key`` and the name of its term. Without a term, as in a partition to which
+    commands were moved, it is ``key``, and the record counts as the oldest.
+    """
+    return f"{key}\0{term}" if term else key
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Return key and term of ``key_of_term``, for the key of a cursor, of ids, or of a term."""
+    at = key.find("\0", 1 + (len(_IDS_PREFIX) if key.startswith(_IDS_PREFIX) else 0))
+    return (key, "") if at < 0 else (key[:at], key[at + 1 :])
+
+
+def term_name(position: CommandPosition) -> str:
+    """Return the name of the term of an owner whose first record is at ``position``."""
+    return f"{position.ledger:x}.{position.entry:x}"
+
+
+@decodes("the name of a term")
+def term_position(name: str) -> tuple[int, int]:
+    """Return ledger and entry of an owner's first record; of no term what is before all. Raises ContractError."""
+    if not name:
+        return BEFORE_ALL[:2]
+    ledger, entry = name.split(".")
+    return checked_position((int(ledger, 16), int(entry, 16), -1))[:2]
+
+
 def ids_key(device: str) -> str:
     """Return the key of the ids that are stored apart from a device's cursor."""
     return _IDS_PREFIX + device
@@ -136,7 +169,7 @@ def ids_key(device: str) -> str:
 
 def ids_device(key: str) -> str | None:
     """Return whose ids are stored under ``key``, None when it is no such key."""
-    return key.removeprefix(_IDS_PREFIX) if key.startswith(_IDS_PREFIX) else None
+    return split_key(key)[0].removeprefix(_IDS_PREFIX) if key.startswith(_IDS_PREFIX) else None
 
 
 class RememberedIds:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from bridge.contract.commands import BEFORE_ALL, CommandPosition
-from bridge.contract.cursors import MAX_UNPROVEN, CursorRecord, RememberedIds, Unproven, ids_key
+from bridge.contract.cursors import MAX_UNPROVEN, CursorRecord, RememberedIds, Unproven, ids_key, key_of_term
 from bridge.contract.segments import ParkedId
 
 __all__ = ["Cursor"]
@@ -29,7 +29,10 @@ class Cursor:
     maybe_seen_to: CommandPosition | None = None
     link: str = ""
     link_at_us: int = 0
-    _written: bool = False
+    stored_in: tuple[str, ...] = ()
+    """Terms of its records in Pulsar: those of others are removed once it is written."""
+    ids_stored_in: tuple[str, ...] = ()
+    """The same for the ids that are stored apart."""
     _ids: RememberedIds = field(init=False)
     _fresh: int = 0  # so many of the last ids are in no record apart
     _unnamed: int = 0  # so many of the last ids were in no record yet
@@ -54,7 +57,7 @@ class Cursor:
     def has_state(self) -> bool:
         """Whether it differs from a new cursor, or has a record in Pulsar."""
         has = self.position > BEFORE_ALL or self.resend_from is not None or bool(self._ids) or self.online
-        return has or self._written
+        return has or bool(self.stored_in)
 
     def maybe_seen(self, position: CommandPosition) -> bool:
         """Return whether a successor of the writer of this cursor may have sent the command at ``position``."""
@@ -121,22 +124,29 @@ class Cursor:
         self.unproven = sorted(last.values())[-MAX_UNPROVEN:]
         self._note_new(self._ids.merge(other._ids))
 
-    def records(self, device: str, *, whole: bool = False, all_keys: bool = False) -> tuple[tuple[str, bytes], ...]:
-        """Return keys and payloads of what is to be written now, in this order; the last one is the cursor itself.
+    def records(
+        self, device: str, term: str = "", *, whole: bool = False, all_keys: bool = False
+    ) -> tuple[tuple[str, bytes], ...]:
+        """Return keys and payloads of what the owner of ``term`` is to write now, in this order: the cursor, and behind it
+        the removal of the records of former terms.
 
         Ids that cursors named before come first once there are so many that a record apart costs less than to write
         them with each cursor; ``whole``: the cursor has them all, as Pulsar may not have those that were written before;
         ``all_keys``: no record of this device that was written before is needed any more.
         """
-        apart: tuple[tuple[str, bytes], ...] = ()
+        apart: list[tuple[str, bytes]] = []
+        removed = [key_of_term(device, one) for one in self.stored_in if one != term]
         if whole:
             self._fresh = len(self._ids)
         elif all_keys or self._fresh > math.isqrt(2 * max(self.capacity, len(self._ids))):
-            apart = ((ids_key(device), self._ids.encode(0, len(self._ids) - self._unnamed)),)
+            apart = [(key_of_term(ids_key(device), term), self._ids.encode(0, len(self._ids) - self._unnamed))]
             self._fresh = self._unnamed
+        if whole or apart:
+            removed += [key_of_term(ids_key(device), one) for one in self.ids_stored_in if one != term]
+            self.ids_stored_in = (term,) if apart else ()
         self._unnamed = 0
-        self._written = True
-        return (*apart, (device, self.encode()))
+        self.stored_in = (term,)
+        return (*apart, (key_of_term(device, term), self.encode()), *((key, b"") for key in removed))
 
     def encode(self) -> bytes:
         """Return the cursor as the JSON payload of its message, without the ids that are stored apart."""
@@ -167,5 +177,5 @@ class Cursor:
         fields = CursorRecord.decode(payload, capacity)._asdict()
         ids = fields.pop("ids")
         cursor = cls(capacity, **fields)
-        cursor._ids, cursor._fresh, cursor._written = ids, len(ids), True
+        cursor._ids, cursor._fresh, cursor.stored_in = ids, len(ids), ("",)
         return cursor

@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import chain
 from typing import Final
 
-from bridge.contract.commands import CommandPosition
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.contract.cursors import (
     OWNER_KEY,
     TERM_KEY,
@@ -18,10 +18,13 @@ from bridge.contract.cursors import (
     RememberedIds,
     Term,
     ids_device,
-    ids_key,
     is_plain_ids,
+    key_of_term,
     plain_cursor,
     read_term,
+    split_key,
+    term_name,
+    term_position,
     term_record,
 )
 from bridge.contract.names import MAX_NAME_BYTES, name_problem
@@ -29,7 +32,7 @@ from bridge.contract.segments import segment_device
 from bridge.contract.tagged_positions import new_secret
 from bridge.errors import ContractError
 from bridge.pulsar.client import EARLIEST, MessageId, Producer, PulsarClient
-from bridge.pulsar.messages import leave_out_foreign, read_records
+from bridge.pulsar.messages import leave_out_foreign, position_of, read_records
 from bridge.pulsar.sending import Writes, owners_producer
 from bridge.push.cursor import Cursor
 from bridge.push.cursor_store import CursorStore
@@ -39,32 +42,11 @@ from bridge.unreadable import leave_out
 __all__ = ["CursorLog", "CursorRecords", "CursorRewriter", "CursorsAged", "CursorsForgotten", "owner_record"]
 
 _OURS: Final = "\0"  # keys that begin with it are push's own, and of no device
-_LATE: Final = -1
 
 
 def owner_record(key: str, payload: bytes) -> OwnerRecord | None:
     """Return the record of an owner, None for any other. Raises ContractError for one that cannot be read."""
     return OwnerRecord.decode(payload) if key == OWNER_KEY else None
-
-
-class _Terms:
-    """The order of the owners of a partition, by the names of their producers."""
-
-    def __init__(self) -> None:
-        self._order: dict[str, int] = {}  # in which they began to write
-        self._begun: str | None = None  # the writer of the last term that began; None before the first
-        self.late = False
-        """Whether a cursor was late since the last term began."""
-
-    def begin(self, writer: str) -> None:
-        """The term of a writer begins, or had begun before: an owner repeats its record now and then."""
-        self.late &= self._begun == writer
-        self._begun = writer
-
-    def of(self, writer: str) -> int:
-        """Return where a record belongs: what another writer has behind the last term that began is late."""
-        term = self._order.setdefault(writer, len(self._order))
-        return term if self._begun in (None, writer) else _LATE
 
 
 class CursorRecords:
@@ -79,18 +61,17 @@ class CursorRecords:
         self.by_device = CursorStore(capacity)
         self.parked: dict[str, dict[str, bytes]] = defaultdict(dict)
         """Segments of parked ids, by device and key."""
-        self.stale: set[str] = set()
-        """Devices whose last record is outdated: the cursor is to be written again."""
-        self.uncertain: set[str] = set()
-        """Devices of which nothing is left but what a former owner wrote late: what its successor wrote before that was
-        compacted away, and its commands since may have been sent."""
         self.unread_ids: list[tuple[str, str]] = []
         """Key and reason of those that were left out."""
         self.owner: OwnerRecord | None = None
         self.served: OwnerRecord | None = None
         """The last record of an owner that may have sent commands."""
         self.term = Term(b"")
-        """The last term that began."""
+        """What the last term had of the partition."""
+        self.own_term = ""
+        """The name of the reader's own term."""
+        self.terms: dict[str, Term] = {}
+        """What is stored under ``TERM_KEY``, by the name of the term."""
         self.clean = False
         """Whether each command that a cursor passed has its receipt: the former owner left cleanly, or there was none, and
         every record was read. A cursor that an earlier owner wrote late may lack receipts, until another term begins."""
@@ -98,41 +79,26 @@ class CursorRecords:
         """The reader's own record, up to which the partition was read."""
         self.left_us = 0
         """When the former owners wrote last, in µs since the epoch; 0 if there was none."""
-        self._terms = _Terms()
-        self._back_in: dict[str, int] = {}  # by device: the term of the record that sends commands again
 
-    def take(self, key: str, payload: bytes, writer: str = "") -> bool:
-        """Take the next record; ``writer`` is the name of its producer, which an owner has for itself. Returns False for
-        one under a key that push does not use. Raises ContractError for one that cannot be read, or not by this release:
-        the takeover goes on without it. What its device had is unknown then, so its commands are sent again, marked as
-        repetitions.
+    def take(self, key: str, payload: bytes, at: CommandPosition = BEFORE_ALL) -> bool:
+        """Take the next record, which is ``at`` this position. Returns False for one under a key that push does not use.
+        Raises ContractError for one that cannot be read, or not by this release: the takeover goes on without it. What its
+        device had is unknown then, so its commands are sent again, marked as repetitions.
         """
-        term = self._terms.of(writer)
         if key.startswith(_OURS):
-            return self._take_ours(key, payload, writer, term)
-        if not payload:
-            self.by_device.remove(key)  # a tombstone
-        elif not self._take_plain(key, payload, term):
-            try:
-                self._take_cursor(key, Cursor.decode(payload, self._capacity), term)
-            except ContractError:
-                if name_problem(key, MAX_NAME_BYTES) is None:
-                    if key not in self.by_device:
-                        self.by_device.replace_record(key, term, Cursor(self._capacity).encode())
-                    self.uncertain.add(key)
-                raise
+            return self._take_ours(key, payload)
+        self._take_cursor(key, payload, at)
         return True
 
-    def _take_ours(self, key: str, payload: bytes, writer: str, term: int) -> bool:
+    def _take_ours(self, key: str, payload: bytes) -> bool:
         """Take a record that is not a device's cursor."""
-        if key == TERM_KEY:
-            self.term = read_term(payload)
-            self._terms.begin(writer)
+        if split_key(key)[0] == TERM_KEY:
+            self._take_term(split_key(key)[1], payload)
         elif key == OWNER_KEY:
             self.owner = OwnerRecord.decode(payload)
             self.served = self.served if self.owner.idle else self.owner
         elif ids_of := ids_device(key):
-            self._take_ids(ids_of, payload, term)
+            self._take_ids(key, ids_of, payload)
         elif (parked_for := segment_device(key)) is not None:
             if payload:
                 self.parked[parked_for][key] = payload
@@ -144,71 +110,56 @@ class CursorRecords:
 
     def whole(self) -> CursorStore:
         """Return the cursors, once all records were read."""
-        self.stale = {device for device in self.stale if device in self.by_device}
-        self.uncertain = {device for device in self.uncertain if device in self.by_device}
+        for name in sorted(self.terms, key=term_position):
+            self.term = self.terms[name] if self.terms[name].secret else self.term
+        last = max([self.by_device.last_term, *self.terms], key=term_position)
         # An idle owner may hide the record of one that sent commands.
         fresh = self.owner is None and not len(self.by_device)
-        self.clean = (fresh if self.served is None else self.served.clean) and not self._terms.late
+        self.clean = (fresh if self.served is None else self.served.clean) and not self.by_device.late(last)
         return self.by_device
+
+    def _take_term(self, name: str, payload: bytes) -> None:
+        term_position(name)
+        self.terms[name] = Term(b"")
+        if payload:
+            self.terms[name] = read_term(payload)
+        else:
+            del self.terms[name]
 
     @property
     def orphans(self) -> list[str]:
-        """Devices of which nothing is left but ids: no owner would write or read these records again."""
+        """Keys of the ids of devices of which nothing else is left: no owner would write or read these records again."""
         return self.by_device.orphans
 
-    def _take_ids(self, device: str, payload: bytes, term: int) -> None:
-        """One owner's ids include those of the owners before; a late write of a former owner may have some more."""
-        if not payload:
-            self.by_device.remove_ids(device)
-            return
+    def _take_cursor(self, key: str, payload: bytes, at: CommandPosition) -> None:
+        """Keep a cursor as it was read. It is decoded now if push looks at its device at once, or it cannot be read."""
+        device, _, term = key.partition("\0")
+        plain = plain_cursor(payload)
+        if plain is None and payload:
+            try:
+                cursor = Cursor.decode(payload, self._capacity)
+            except ContractError:
+                if name_problem(device, MAX_NAME_BYTES) is None:
+                    self.by_device.add_unread(device, term, at)
+                raise
+            watched = bool(cursor.unproven or cursor.resend)
+        else:
+            watched = plain is not None and 0 < plain.confirmed_ms >= self._confirmed_since_ms
+        self.by_device.add_record(device, term, at, payload)
+        if self.by_device.uncertain:
+            self.by_device.uncertain.discard(key)
+        if watched:
+            self.by_device.watched.add(device)
+
+    def _take_ids(self, key: str, device: str, payload: bytes) -> None:
+        unread = False
         try:
-            if not is_plain_ids(payload):
+            if payload and not is_plain_ids(payload):
                 RememberedIds.decode(payload, self._capacity)
         except ContractError as e:
-            self.unread_ids.append((ids_key(device), str(e)))
-        else:
-            if self.by_device.add_ids(device, term, payload):
-                self.stale.add(device)
-
-    def _take_plain(self, device: str, payload: bytes, term: int) -> bool:
-        """Add a cursor as it is if only positions must be compared with an earlier one. Returns whether it was added."""
-        plain = None if term == _LATE or device in self.stale else plain_cursor(payload)
-        if plain is None:
-            return False
-        if not self.by_device.add_record(device, term, payload):
-            earlier = plain_cursor(self.by_device.record(device) or b"")
-            if earlier is None or earlier.position > plain.position:
-                return False
-            self.by_device.replace_record(device, term, payload)
-        self.uncertain.discard(device)
-        if plain.confirmed_ms and plain.confirmed_ms >= self._confirmed_since_ms:
-            self.by_device.watched.add(device)
-        return True
-
-    def _take_cursor(self, device: str, cursor: Cursor, term: int) -> None:
-        """Add a cursor. A write of a replaced owner may be stored when its successor leaves: it has the lower position, or
-        does not know of commands that the successor sends again (H26).
-        """
-        self._terms.late |= term == _LATE
-        record = self.by_device.record(device)
-        earlier = None if record is None else Cursor.decode(record, self._capacity)
-        if term != _LATE:
-            self.uncertain.discard(device)
-        elif earlier is None:  # else nothing between is hidden: of what is compacted one record is left
-            self.uncertain.add(device)
-        goes_back = earlier is not None and earlier.resend_from is not None and term < self._back_in[device]
-        if earlier is not None and (earlier.position > cursor.position or goes_back):
-            cursor, earlier = earlier, cursor
-            self.stale.add(device)
-        elif cursor.resend_from is not None:
-            self._back_in[device] = term
-        if earlier is not None and term == _LATE:
-            self.stale.add(device)  # each of the two owners may know of confirmations that the other lacks
-        if earlier is not None and device in self.stale:
-            cursor.merge(earlier)
-        self.by_device.replace_record(device, term, cursor.encode())
-        if cursor.unproven or cursor.resend:
-            self.by_device.watched.add(device)
+            self.unread_ids.append((key, str(e)))
+            payload, unread = b"", True
+        self.by_device.add_ids(device, split_key(key)[1], payload, unread=unread)
 
 
 _SHOWN: Final = 80
@@ -251,8 +202,9 @@ class CursorLog:
                     record = owner_record(key, payload)
                     if record is not None and (record.token, record.serial) == (own.token, own.serial):
                         found.until = message.message_id()
+                        found.own_term = term_name(position_of(found.until))
                         break
-                    if not found.take(key, payload, message.producer_name()):
+                    if not found.take(key, payload, position_of(message.message_id())):
                         leave_out_foreign(self.topic, message.message_id(), f"its key is {key[:_SHOWN]!r}", key)
                 except ContractError as e:
                     unread += 1
@@ -284,7 +236,7 @@ class CursorLog:
         return where
 
     def write_cursor(self, records: Sequence[tuple[str, bytes]], token: object) -> None:
-        """Write a cursor, the last one of its records, after the others; as ``write_record`` for each."""
+        """Write the records of a cursor, in their order, as ``write_record``; the last one has the token."""
         for key, payload in records[:-1]:
             self.write_record(key, payload, None)
         self.write_record(*records[-1], token)
@@ -322,9 +274,9 @@ class CursorsAged:
 class CursorRewriter:
     """The records of one partition that are to be written again.
 
-    After a takeover: what a former owner wrote late; behind it the record that our term begins, and then, for each
-    device, what we know of it. At once: everything, if Pulsar has lost the partition, because only its owner knows what
-    it contained. And slowly: records that are a day old; records of devices that do not exist any more are removed.
+    After a takeover: what cannot be read, and the record that our term begins. At once: everything, if Pulsar has lost the
+    partition, because only its owner knows what it contained. And slowly: records that are a day old; records of devices
+    that do not exist any more are removed.
 
     The retention subscription of the partition stays before the oldest record that is still the last of its key
     (``bridge.pulsar.compaction``): by rewriting old records the owner lets it move on, and the log does not grow for ever.
@@ -337,25 +289,26 @@ class CursorRewriter:
         self._parked_bytes = 0  # of a device, on the average
         self._next = 0.0
         self._term = Term(b"")  # of the partition, once it is taken over
+        self._own_term = ""
 
     def taken_over(self, found: CursorRecords, horizon: CommandPosition | None) -> None:
-        """Write outdated cursors again, and then that our term begins. ``horizon``: the last command; up to there a device
+        """Write again what could not be read, and that our term begins. ``horizon``: the last command; up to there a device
         may have received commands that no record shows, which an owner that dies meanwhile leaves to the next.
         """
-        self._term = found.term
+        self._term, self._own_term = found.term, found.own_term
         found.by_device.horizon = horizon
-        for device in found.stale | found.uncertain:
+        for device in {split_key(key)[0] for key in found.by_device.uncertain}:
             resting = found.by_device.look(device)
             if resting is not None:
-                if device in found.uncertain:
-                    resting.cursor.maybe_seen_to = horizon
-                self._log.write_cursor(resting.cursor.records(device, whole=True), None)
+                self._log.write_cursor(resting.cursor.records(device, self._own_term, whole=True), None)
                 found.by_device.put(device, resting)
         self._write_term()
+        for term in found.terms:
+            self._log.write_record(key_of_term(TERM_KEY, term), b"", None)
         self.remove_ids(found.orphans)
 
     def _write_term(self) -> None:
-        self._log.write_record(TERM_KEY, term_record(self._term), None)
+        self._log.write_record(key_of_term(TERM_KEY, self._own_term), term_record(self._term), None)
 
     def begin(self, event: CursorsForgotten | CursorsAged, core: Partition) -> None:
         """Note what is to be written."""
@@ -369,8 +322,8 @@ class CursorRewriter:
         core.segments.rewrite_all(time.time_ns() // 1000)
 
     def remove_ids(self, orphans: Iterable[str]) -> None:
-        """Remove the ids of devices without any other record: no owner would write them again."""
-        self._slow = chain(self._slow, map(ids_key, orphans))
+        """Remove these records of ids, of devices without any other record: no owner would write them again."""
+        self._slow = chain(self._slow, orphans)
 
     def turn(self, core: Partition, now: float) -> None:
         """Write some; ``now`` in seconds of the monotonic clock."""
@@ -388,7 +341,8 @@ class CursorRewriter:
             if name == TERM_KEY:
                 self._write_term()
             elif (orphan := ids_device(name)) is not None:
-                if core.devices.cursor_of(orphan) is None:  # else the ids are written with the cursor
+                ours = split_key(name)[1] == self._own_term
+                if not ours or core.devices.cursor_of(orphan) is None:  # else the ids are written with the cursor
                     self._log.write_record(name, b"", None)
             else:
                 core.segments.rewrite(name)

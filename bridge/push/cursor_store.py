@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from bridge.contract.commands import CommandPosition
-from bridge.contract.cursors import PlainCursor, ids_key, plain_cursor
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
+from bridge.contract.cursors import PlainCursor, ids_key, key_of_term, plain_cursor, term_position
 from bridge.errors import ContractError, TransientError
 from bridge.push.cursor import Cursor
 
@@ -25,14 +25,17 @@ _SET_UP: Final = """
 PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
 PRAGMA cache_size = -2000;
-CREATE TABLE cursors (n INTEGER PRIMARY KEY, name TEXT UNIQUE, term INTEGER, encoded INTEGER, state BLOB);
-CREATE TABLE ids (name TEXT, term INTEGER, payload BLOB);
-CREATE INDEX ids_of ON ids (name);
+CREATE TABLE cursors (
+    n INTEGER PRIMARY KEY, name TEXT, term INTEGER, ledger INTEGER, entry INTEGER, state BLOB, UNIQUE (name, term)
+);
+CREATE TABLE ids (name TEXT, term INTEGER, payload BLOB, UNIQUE (name, term));
 BEGIN;
 """
-_PUT: Final = """
-INSERT INTO cursors VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (name) DO UPDATE SET term = excluded.term, encoded = excluded.encoded, state = excluded.state
+_OURS: Final = -1  # term of what this owner keeps, which is no record
+_OF_NAME: Final = "SELECT term, ledger, entry, state FROM cursors WHERE name = ?"
+_REPLACE: Final = "UPDATE cursors SET term = ?, state = ? WHERE n = (SELECT max(n) FROM cursors WHERE name = ?)"
+_NAMES: Final = """
+SELECT n, name FROM cursors c WHERE n > ? AND n = (SELECT max(n) FROM cursors WHERE name = c.name) ORDER BY n LIMIT ?
 """
 _PAGE: Final = 500
 _UNPROVEN_US: Final = 10_000_000
@@ -58,12 +61,15 @@ class CursorStore(Mapping[str, Cursor]):
         """``capacity`` is how many settled ids each cursor remembers."""
         self._capacity = capacity
         self._number = 0
+        self._terms: dict[str, int] = {"": 0}  # numbers of the terms in the tables, by name
         self._apart = False  # whether there are ids apart from their cursors
         self._unproven: dict[int, CommandPosition] = {}  # by time, the oldest confirmed then
         self.trim: Callable[[str, Cursor], None] = lambda name, cursor: None
         """Removes from a cursor that is decoded what the broker confirmed and the device certainly has."""
         self.horizon: CommandPosition | None = None
         """Up to there a device may have received commands if its cursor cannot be read."""
+        self.uncertain: set[str] = set()
+        """Keys of records that cannot be read: commands of their devices may have been sent."""
         self.watched: set[str] = set()
         """Devices that the next owner looks at at once: some of their commands may have to be sent again."""
         self.unread: list[tuple[str, str]] = []
@@ -96,7 +102,7 @@ class CursorStore(Mapping[str, Cursor]):
     # --- reading ---
 
     def __len__(self) -> int:
-        return int(self._rows("SELECT count(*) FROM cursors")[0][0])
+        return int(self._rows("SELECT count(DISTINCT name) FROM cursors")[0][0])
 
     def __contains__(self, name: object) -> bool:
         return bool(self._number and self._rows("SELECT 1 FROM cursors WHERE name = ?", name))
@@ -104,7 +110,7 @@ class CursorStore(Mapping[str, Cursor]):
     def __iter__(self) -> Iterator[str]:
         """Yield all names. A device that leaves and comes back meanwhile is not missed."""
         last = 0
-        while page := self._rows("SELECT n, name FROM cursors WHERE n > ? ORDER BY n LIMIT ?", last, _PAGE):
+        while page := self._rows(_NAMES, last, _PAGE):
             yield from (name for _, name in page)
             last = page[-1][0]
 
@@ -117,33 +123,56 @@ class CursorStore(Mapping[str, Cursor]):
 
     def look(self, name: str) -> Resting | None:
         """Return what is kept of a device, None without a cursor."""
-        rows = self._rows("SELECT encoded, state FROM cursors WHERE name = ?", name) if self._number else ()
-        for encoded, state in rows:
-            found = self._decoded(name, state) if encoded else Resting(*pickle.loads(state))
-            self.trim(name, found.cursor)
-            return found
-        return None
+        rows = self._rows(_OF_NAME, name) if self._number else []
+        if not rows:
+            return None
+        found = Resting(*pickle.loads(rows[0][-1])) if rows[0][0] == _OURS else self._decoded(name, rows)
+        self.trim(name, found.cursor)
+        return found
 
-    def _decoded(self, name: str, payload: bytes) -> Resting:
-        try:
-            cursor = Cursor.decode(payload, self._capacity)
-        except ContractError as e:
-            cursor = Cursor(self._capacity, maybe_seen_to=self.horizon)
-            self.unread.append((name, str(e)))
-        apart = self._rows("SELECT payload FROM ids WHERE name = ? ORDER BY term DESC", name) if self._apart else ()
-        for (ids,) in apart if self._capacity else ():
+    def _decoded(self, name: str, rows: list[Any]) -> Resting:
+        """Return what all terms know of a device. What the last one has read of the others it has in its own record."""
+        terms = list(self._terms)
+        records = [(terms[term], (ledger, entry), payload) for term, ledger, entry, payload in rows]
+        records.sort(key=lambda one: term_position(one[0]), reverse=True)
+        cursor: Cursor | None = None
+        read_to = BEFORE_ALL[:2]
+        for term, at, payload in records:
+            if not payload or (cursor is not None and at < read_to):
+                continue
             try:
-                cursor.with_ids(ids)  # before those that are known: the older ones come last
+                record = Cursor.decode(payload, self._capacity)
             except ContractError as e:
-                self.unread.append((ids_key(name), str(e)))
+                self.unread.append((key_of_term(name, term), str(e)))
+                self.uncertain.add(key_of_term(name, term))
+                continue
+            read_to = read_to if cursor else term_position(term)
+            cursor = _joined(cursor, record) if cursor else record
+        cursor = cursor or Cursor(self._capacity)
+        cursor.stored_in = tuple(term for term, _, _ in records)
+        if any(key_of_term(name, term) in self.uncertain for term in cursor.stored_in):
+            cursor.maybe_seen_to = self.horizon
+        apart = self._rows("SELECT term, payload FROM ids WHERE name = ?", name) if self._apart else []
+        cursor.ids_stored_in = tuple(sorted((terms[term] for term, _ in apart), key=term_position, reverse=True))
+        payloads = {terms[term]: payload for term, payload in apart}
+        for term in cursor.ids_stored_in if self._capacity else ():
+            try:
+                if payloads[term]:
+                    cursor.with_ids(payloads[term])  # before those that are known: the older ones come last
+            except ContractError as e:
+                self.unread.append((key_of_term(ids_key(name), term), str(e)))
         return Resting(cursor, cursor.position)
 
     # --- while the owner works ---
 
     def put(self, name: str, resting: Resting) -> None:
         """Keep what there is of a device, instead of what was kept before."""
-        self._write(_PUT, name, 0, 0, pickle.dumps(tuple(resting), pickle.HIGHEST_PROTOCOL))
-        self.remove_ids(name)
+        state = pickle.dumps(tuple(resting), pickle.HIGHEST_PROTOCOL)
+        if self._run(_REPLACE, _OURS, state, name):
+            self._run("DELETE FROM cursors WHERE name = ? AND term != ?", name, _OURS)
+        else:
+            self._add(name, _OURS, 0, 0, state)
+        self._remove_ids(name)
         self.note_unproven(resting.cursor)
 
     def note_unproven(self, cursor: Cursor) -> None:
@@ -167,49 +196,73 @@ class CursorStore(Mapping[str, Cursor]):
     def remove(self, name: str) -> None:
         """Remove a device with the ids that are stored apart."""
         self._run("DELETE FROM cursors WHERE name = ?", name)
-        self.remove_ids(name)
+        self._remove_ids(name)
 
-    def _write(self, statement: str, name: str, term: int, encoded: int, state: bytes) -> bool:
-        self._number += 1
-        return self._run(statement, self._number, name, term, encoded, state) > 0
-
-    # --- at the takeover: terms as in ``cursor_log`` ---
-
-    def add_record(self, name: str, term: int, payload: bytes) -> bool:
-        """Keep the record of a cursor, unless that of another term is there. Returns whether it is kept."""
-        return self._write(_PUT + " WHERE term = excluded.term", name, term, 1, payload)
-
-    def record(self, name: str) -> bytes | None:
-        """Return the record that is kept, None without one."""
-        rows = self._rows("SELECT state FROM cursors WHERE name = ?", name)
-        return bytes(rows[0][0]) if rows else None
-
-    def plain(self, name: str) -> PlainCursor | None:
-        """Return what is read of a record that is not decoded; None if that is not enough, or nothing is kept as it was read."""
-        rows = self._rows("SELECT state FROM cursors WHERE name = ? AND encoded", name)
-        return plain_cursor(rows[0][0]) if rows else None
-
-    def replace_record(self, name: str, term: int, payload: bytes) -> None:
-        """Keep the record of a cursor, whatever is there."""
-        self._write(_PUT, name, term, 1, payload)
-
-    def add_ids(self, name: str, term: int, payload: bytes) -> bool:
-        """Keep ids that are stored apart, instead of those of earlier terms. Returns whether those of a later term are there."""
-        late = bool(self._rows("SELECT 1 FROM ids WHERE name = ? AND term > ?", name, term))
-        self._run("DELETE FROM ids WHERE name = ? AND (term = ? OR ?)", name, term, not late)
-        self._run("INSERT INTO ids VALUES (?, ?, ?)", name, term, payload)
-        self._apart = True
-        return late
-
-    def remove_ids(self, name: str) -> None:
-        """Remove the ids that are stored apart."""
+    def _remove_ids(self, name: str) -> None:
         if self._apart:
             self._run("DELETE FROM ids WHERE name = ?", name)
 
+    def _add(self, name: str, *values: object) -> None:
+        self._number += 1
+        self._run("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?, ?, ?)", self._number, name, *values)
+
+    # --- at the takeover ---
+
+    def _term(self, name: str) -> int:
+        if name not in self._terms:
+            term_position(name)
+        return self._terms.setdefault(name, len(self._terms))
+
+    def add_record(self, name: str, term: str, at: CommandPosition, payload: bytes) -> None:
+        """Keep the record of a cursor beside those of other terms; empty: there is none. Raises ContractError for the term."""
+        if payload:
+            self._add(name, self._term(term), at.ledger, at.entry, payload)
+        else:
+            self._run("DELETE FROM cursors WHERE name = ? AND term = ?", name, self._term(term))
+
+    def add_unread(self, name: str, term: str, at: CommandPosition) -> None:
+        """There is a record that cannot be read; an earlier one of the term is kept. Raises ContractError for the term."""
+        self.uncertain.add(key_of_term(name, term))
+        if not self._rows("SELECT 1 FROM cursors WHERE name = ? AND term = ?", name, self._term(term)):
+            self._add(name, self._term(term), at.ledger, at.entry, b"")
+
+    def add_ids(self, name: str, term: str, payload: bytes, *, unread: bool = False) -> None:
+        """Keep ids that are stored apart, as ``add_record``; ``unread``: there are some that cannot be read."""
+        self._run("DELETE FROM ids WHERE name = ? AND term = ?", name, self._term(term))
+        if payload or unread:
+            self._run("INSERT INTO ids VALUES (?, ?, ?)", name, self._term(term), payload)
+            self._apart = True
+
+    def plain(self, name: str) -> PlainCursor | None:
+        """Return what is read of a record that is not decoded; None if that is not enough, or there is no single one."""
+        rows = self._rows("SELECT state FROM cursors WHERE name = ? AND term != ?", name, _OURS)
+        return plain_cursor(rows[0][0]) if len(rows) == 1 else None
+
+    def late(self, term: str) -> bool:
+        """Return whether a cursor of an earlier term was stored after ``term`` had begun."""
+        begin, number = term_position(term), self._term(term)
+        return bool(
+            self._rows("SELECT 1 FROM cursors WHERE (ledger, entry) > (?, ?) AND term != ? LIMIT 1", *begin, number)
+        )
+
+    @property
+    def last_term(self) -> str:
+        """The last one of the terms of which records were read."""
+        return max(self._terms, key=term_position)
+
     @property
     def orphans(self) -> list[str]:
-        """Devices of which nothing is left but ids."""
+        """Keys of the ids of devices of which nothing else is left."""
         rows = self._rows(
-            "SELECT DISTINCT name FROM ids WHERE NOT EXISTS (SELECT 1 FROM cursors c WHERE c.name = ids.name)"
+            "SELECT name, term FROM ids WHERE NOT EXISTS (SELECT 1 FROM cursors c WHERE c.name = ids.name)"
         )
-        return [name for (name,) in rows]
+        terms = list(self._terms)
+        return [key_of_term(ids_key(name), terms[term]) for name, term in rows]
+
+
+def _joined(last: Cursor, late: Cursor) -> Cursor:
+    """Return what two owners know, of whom the former wrote late. What its successor sends again it sends again."""
+    ahead = late.position > last.position and last.resend_from is None
+    cursor, other = (late, last) if ahead else (last, late)
+    cursor.merge(other)
+    return cursor

@@ -139,10 +139,15 @@ class Devices:
     """Every device that the partition knows."""
 
     def __init__(
-        self, limits: Limits, cursors: Mapping[str, Cursor], locate: Callable[[Device], None] = lambda device: None
+        self,
+        limits: Limits,
+        cursors: Mapping[str, Cursor],
+        locate: Callable[[Device], None] = lambda device: None,
+        term: str = "",
     ) -> None:
-        """``locate`` gives a device the broker at which it is, as far as is known."""
+        """``locate`` gives a device the broker at which it is, as far as is known. ``term`` is that of this owner."""
         self._limits = limits
+        self.term = term
         self.locate = locate
         self.awake: OrderedDict[str, Device] = OrderedDict()
         """With something under way, and some more that had something lately."""
@@ -244,7 +249,7 @@ class Devices:
         resting = self.cursors.look(name) if device is None else Resting(device.cursor, device.loaded)
         if resting is None or not resting.cursor.has_state:
             return ()
-        records = resting.cursor.records(name, whole=whole, all_keys=all_keys)
+        records = resting.cursor.records(name, self.term, whole=whole, all_keys=all_keys)
         if device is None:
             self.cursors.put(name, resting)
         return records

@@ -181,6 +181,7 @@ class Owner:
             None if cursors.clean else self._log.last,
             cursors.parked,
             owner=connection.ownership.name,
+            term=cursors.own_term,
             now_us=time.time_ns() // 1000,
             left_us=cursors.left_us,
             links=tuple(connection.links),

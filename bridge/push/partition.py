@@ -43,6 +43,7 @@ class Partition:
         parked: MutableMapping[str, dict[str, bytes]] | None = None,
         *,
         owner: str = "owner",
+        term: str = "",
         now_us: int = 0,
         left_us: int = 0,
         links: Sequence[str] = ("",),
@@ -50,13 +51,13 @@ class Partition:
     ) -> None:
         """``cursors`` and ``parked`` (segments by device and key) are what the former owners stored; up to ``horizon`` the
         last of them may have sent more, None if it left cleanly. ``parked`` is emptied, because with many devices it is
-        as large as what is made of it. ``owner`` names this owner in the keys of segments. ``left_us``: when the last
+        as large as what is made of it. ``owner`` names this owner in the keys of segments, ``term`` in those of cursors. ``left_us``: when the last
         owner wrote last; it has evaluated the signs of life until then. ``links`` names the MQTT brokers; a single one is "".
         ``generation`` is that of the commands topic.
         """
         self.outbox = Outbox(partition, generation)
         self.commands = CommandRegistry(limits, horizon, self.outbox)
-        self.devices = Devices(limits, cursors, lambda device: self.places.locate(device))
+        self.devices = Devices(limits, cursors, lambda device: self.places.locate(device), term)
         self.links = Links(links, limits)
         presence = Presence()
         self.places = Places(self.links, self.devices, presence, now_us)

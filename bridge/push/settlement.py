@@ -185,7 +185,7 @@ class Settlement:
                 del dirty[name]
                 write.under_way = True
                 write.storing, write.unstored = write.unstored, []
-                self._outbox.write(StoreCursor(name, device.cursor.records(name)))
+                self._outbox.write(StoreCursor(name, device.cursor.records(name, self._devices.term)))
 
     def cursor_stored(self, device: Device) -> list[TrackedCommand]:
         """Pulsar has the device's cursor. Returns the commands that it passed."""

@@ -38,7 +38,7 @@ def _core(partition: int, known: int, parked: int, spent: list[float]) -> Partit
             records.append(segment_record(number, EACH, now_us))
         begin = time.process_time()
         for key, payload in records:
-            found.take(key, payload, "owner")
+            found.take(key, payload, CommandPosition(1, number, -1))
         spent[0] += time.process_time() - begin
     begin = time.process_time()
     core = Partition(partition, limits, found.whole(), CommandPosition(99, 0, -1), found.parked, now_us=now_us)

@@ -9,7 +9,7 @@ from functools import cache
 from hashlib import blake2b
 
 from bridge.contract.commands import CommandPosition
-from bridge.contract.cursors import Unproven
+from bridge.contract.cursors import Unproven, key_of_term
 from bridge.contract.partitioning import partition_of
 from bridge.contract.segments import ParkedId, encode_segment, segment_key
 from bridge.push.cursor import Cursor
@@ -18,6 +18,8 @@ from tests.support.device_fleet import device_name
 __all__ = ["cursor_record", "devices_of", "segment_record"]
 
 _DAY_US = 86_400_000_000
+_TERM = "1f4a.3c"
+"""An owner's."""
 COMMANDS = 5
 """Commands that a known device has had, one a day: its cursor names their ids, and the last confirmations of the broker."""
 
@@ -50,7 +52,7 @@ def cursor_record(number: int, now_us: int) -> tuple[str, bytes]:
     name = device_name(number)
     ids = b64encode(blake2b(name.encode(), digest_size=9 * COMMANDS).digest())
     first, second, third = _template(now_us)
-    return name, b"%b%d%b%b%b" % (first, number * COMMANDS, second, ids, third)
+    return key_of_term(name, _TERM), b"%b%d%b%b%b" % (first, number * COMMANDS, second, ids, third)
 
 
 def segment_record(number: int, each: int, now_us: int) -> tuple[str, bytes]:

@@ -16,7 +16,7 @@ import structlog
 
 from bridge.contract import C_GROUP, C_ID, CURSORS_TOPIC, GROUP_MEMBERS_TOPIC, GROUP_ROSTER_TOPIC, partition_name
 from bridge.contract.commands import BEFORE_ALL, is_broadcaster
-from bridge.contract.cursors import ids_device
+from bridge.contract.cursors import ids_device, split_key
 from bridge.contract.groups import GroupCommand, decode_group_command, member_of
 from bridge.contract.names import MAX_NAME_BYTES
 from bridge.contract.segments import segment_device
@@ -130,7 +130,7 @@ class KnownDevices:
 
 def _device_of(key: str) -> str | None:
     """Return the device of a record, None where it is of none: no device's name begins with U+0000, push's own keys do."""
-    device = ids_device(key) or segment_device(key) or key
+    device = ids_device(key) or segment_device(key) or split_key(key)[0]
     return None if not device or device.startswith("\0") or is_broadcaster(device) else device
 
 

@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from bridge import contract
 from bridge.contract import Receipt
 from bridge.contract.commands import Command, CommandPosition, decode_command, encode_command
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Term, Unproven, read_term, term_record
+from bridge.contract.cursors import (
+    OWNER_KEY,
+    TERM_KEY,
+    OwnerRecord,
+    Term,
+    Unproven,
+    key_of_term,
+    read_term,
+    term_record,
+)
 from bridge.contract.groups import decode_group_command, member_key, member_of
 from bridge.contract.presence import PresenceRecord
-from bridge.contract.segments import ParkedId, read_segment, segment_key
+from bridge.contract.segments import ParkedId, read_segment, segment_device, segment_key
 from bridge.contract.tagged_positions import SECRET_BYTES
 from bridge.dead_letters.plan import replay_of
 from bridge.dead_letters.records import DeadLetter, LetterId, note_of
@@ -206,10 +215,8 @@ def _cases(draw: st.DrawFn) -> Case:
         st.sampled_from(["fold", "fold", "fold", "properties", *(t for t in _HONEST if t != "cursors"), "cursor"])
     )
     if kind == "fold":
-        writers = st.sampled_from(["a", "b", ""])
-        return kind, draw(
-            st.lists(st.tuples(writers, _record("cursors")).map(lambda one: (*one[1], one[0])), max_size=8)
-        )
+        terms = st.sampled_from(["0.1", "0.5", ""])
+        return kind, draw(st.lists(st.tuples(terms, _record("cursors")).map(lambda one: (*one[1], one[0])), max_size=8))
     if kind == "properties":
         properties = draw(_properties)
         if draw(st.booleans()):
@@ -224,11 +231,12 @@ def _fold(records: list[tuple[str, bytes, str]]) -> None:
     """Do what an owner does, leaving out what raises ContractError; the honest device still gets its command."""
     view = PartitionView(0)
     found = CursorRecords(16)
-    for key, payload, writer in records:
+    for entry, (plain, payload, term) in enumerate(records):
+        key = plain if segment_device(plain) or plain == OWNER_KEY else key_of_term(plain, term)
         with suppress(ContractError):
             owner_record(key, payload)
         with suppress(ContractError):
-            found.take(key, payload, writer)
+            found.take(key, payload, CommandPosition(0, entry, -1))
         view.take_record(key, payload)
     for _ in range(len(records) + 1):
         with suppress(ContractError):

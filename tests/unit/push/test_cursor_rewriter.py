@@ -122,7 +122,7 @@ def test_ids_of_unknown_devices_are_removed_unless_the_device_is_known_again() -
     world.rewriting.drain()
     world.log.records.clear()  # of our term, which is not to be the oldest one
     gone = [f"gone{number}" for number in range(500)]
-    world.rewriting.remove_ids([*gone, "d1"])
+    world.rewriting.remove_ids(map(ids_key, [*gone, "d1"]))
     world.turns(60, answered=False)
     assert 0 < len(world.log.records) < 400
     world.turns(60)

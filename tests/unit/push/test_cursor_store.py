@@ -130,14 +130,17 @@ def test_no_device_is_missed_by_who_walks_over_all() -> None:
     assert len(store) == 1200
 
 
-def test_a_record_of_another_owner_is_not_replaced_unseen() -> None:
+def test_a_record_of_another_owner_is_kept_beside_until_the_owner_puts_what_it_knows() -> None:
     store = CursorStore(8)
-    payload = Cursor(8, position(1)).encode()
-    assert store.add_record("d", 0, payload)
-    assert store.add_record("d", 0, Cursor(8, position(2)).encode())
-    assert not store.add_record("d", 1, payload)
-    assert store["d"].position == position(2)
+    for term, at, settled in (("1.5", 6, 1), ("1.5", 7, 2), ("1.1", 4, 3), ("1.2", 9, 0)):
+        store.add_record("d", term, position(at), Cursor(8, position(settled)).encode())
+    assert (list(store), len(store)) == (["d"], 1)
+    assert store["d"].position == position(2), "the last term had read what was stored before it began"
+    assert store["d"].stored_in == ("1.5", "1.2", "1.1")
+    store.add_record("d", "1.2", position(10), Cursor(8, position(4)).encode())
+    assert store["d"].position == position(4), "what is late counts as well"
     store.put("d", Resting(Cursor(8, position(3)), position(1), suspected=False))
+    assert list(store) == ["d"]
     assert store.look("d")[1:] == (position(1), False)  # type: ignore[index]
     store.remove("d")
     assert (list(store), store.get("d"), "d" in store) == ([], None, False)
@@ -172,7 +175,7 @@ def test_what_a_takeover_needs_of_a_plain_record_is_read_without_decoding_it() -
             (changed(resend_from=position(1)), False),
         ]
     ):
-        store.add_record(f"d{number}", 0, cursor.encode())
+        store.add_record(f"d{number}", "1.1", position(2), cursor.encode())
         plain, decoded = store.plain(f"d{number}"), store[f"d{number}"]
         assert (plain is not None) is is_plain, number
         if plain is not None:

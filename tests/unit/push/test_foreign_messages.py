@@ -241,7 +241,7 @@ def test_h44_a_takeover_goes_on_without_the_records_that_it_cannot_read(
         "d": cursor.position,
         "lost": CommandPosition(-1, -1, -1),
     }
-    assert found.uncertain == {"d", "lost"}, "what they have had is not known"
+    assert found.by_device.uncertain == {"d", "lost"}, "what they have had is not known"
     assert not found.clean, "what is sent is marked as a repetition"
     assert len(logs) == 5
     assert {(line["log_level"], line["shown"]) for line in logs} == {("warning", 1)}
@@ -326,4 +326,4 @@ def test_h44_what_cannot_be_read_under_a_key_that_no_device_has_makes_no_cursor(
     records = CursorRecords(8)
     with pytest.raises(ContractError):
         records.take(key, b"x")
-    assert (records.by_device, records.uncertain) == ({}, set())
+    assert (records.by_device, records.by_device.uncertain) == ({}, set())

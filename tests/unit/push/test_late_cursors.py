@@ -8,14 +8,24 @@ from typing import TypeVar, cast
 import pytest
 
 from bridge.contract.commands import Command, CommandPosition
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY, OwnerRecord, Term, Unproven, ids_key, read_term, term_record
-from bridge.contract.segments import ParkedId, segment_key
+from bridge.contract.cursors import (
+    OWNER_KEY,
+    TERM_KEY,
+    OwnerRecord,
+    Term,
+    Unproven,
+    ids_key,
+    key_of_term,
+    read_term,
+    split_key,
+    term_record,
+)
+from bridge.contract.segments import ParkedId
 from bridge.errors import ContractError
-from bridge.push.actions import Pull, Push, StoreCursor, StoreReceipt
+from bridge.push.actions import Push, StoreCursor, StoreReceipt
 from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, CursorsAged, CursorsForgotten
 from bridge.push.partition import Partition
-from bridge.push.segments import Parked
 from tests.support.push_limits import Limits
 
 SECOND = 1_000_000
@@ -42,31 +52,49 @@ def cursor_at(number: int) -> Cursor:
 SECRET = b"s" * 32
 
 
+TERMS = {"former": "7.0", "successor": "7.3", "hangs": "7.3", "next": "7.4", "second": "7.8"}
+"""Where the first record of each owner is, in the log of its test."""
+
+
 def at(number: int, writer: str, device: str = "d") -> Record:
-    return device, cursor_at(number).encode(), writer
+    return of_term(device, cursor_at(number).encode(), writer)
+
+
+def of_term(key: str, payload: bytes, writer: str) -> Record:
+    return key_of_term(key, TERMS.get(writer, "")), payload, writer
 
 
 def term(writer: str) -> Record:
-    return TERM_KEY, term_record(Term(SECRET)), writer
+    return of_term(TERM_KEY, term_record(Term(SECRET)), writer)
 
 
 def owner(writer: str, serial: int = 1, *, clean: bool = False) -> Record:
     return OWNER_KEY, OwnerRecord(writer, serial, clean).encode(), writer
 
 
-def compacted(log: Sequence[Record], count: int) -> list[Record]:
+class Compacted(list[Record]):
+    """A log of which some records are gone; ``numbers`` are the entries of the others."""
+
+    numbers: Sequence[int]
+
+
+def compacted(log: Sequence[Record], count: int) -> Compacted:
     """Return what is read of a log of which the first ``count`` records were compacted."""
     last = {key: number for number, (key, _, _) in enumerate(log[:count])}
-    return [*(log[number] for number in sorted(last.values())), *log[count:]]
+    numbers = [number for number in range(len(log)) if number >= count or last[log[number][0]] == number]
+    found = Compacted(log[number] for number in numbers if log[number][1])
+    found.numbers = [number for number in numbers if log[number][1]]
+    return found
 
 
-def read(log: Sequence[Record]) -> CursorRecords:
+def read(log: Sequence[Record], own_term: str = "7.90") -> CursorRecords:
     found = CursorRecords(8)
-    for record in log:
-        assert found.take(*record)
+    numbers = log.numbers if isinstance(log, Compacted) else range(len(log))
+    for number, (key, payload, _) in zip(numbers, log, strict=True):
+        assert found.take(key, payload, CommandPosition(7, number, -1))
     found.whole()
     found.term = found.term if found.term.secret else Term(SECRET)
-    found.left_us = NOW - SECOND
+    found.left_us, found.own_term = NOW - SECOND, own_term
     return found
 
 
@@ -87,9 +115,9 @@ class Log:
             self.write_record(key, payload, token)
 
 
-def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[Partition, Log]:
+def taken_over(log: Sequence[Record], last: int, writer: str = "next", own_term: str = "7.90") -> tuple[Partition, Log]:
     """Take over as a session does; ``last`` is the last command that is there then."""
-    found, partition_log = read(log), Log(writer)
+    found, partition_log = read(log, own_term), Log(writer)
     CursorRewriter(cast(CursorLog, partition_log)).taken_over(found, position(last))
     core = Partition(
         0,
@@ -98,6 +126,7 @@ def taken_over(log: Sequence[Record], last: int, writer: str = "next") -> tuple[
         None if found.clean else position(last),
         found.parked,
         owner=writer,
+        term=own_term,
         now_us=NOW,
         left_us=found.left_us,
     )
@@ -127,6 +156,7 @@ def sent(core: Partition, until: int) -> dict[int, bool]:
 
 
 BEFORE = [owner("former"), term("former"), at(1, "former"), owner("successor"), term("successor")]
+NEXT = [(TERM_KEY, term_record(Term(SECRET)), "next"), *(("d", cursor_at(n).encode(), "next") for n in (2, 4))]
 SUCCESSOR = [at(2, "successor"), at(4, "successor"), at(1, "successor", "other")]
 LEFT = [owner("successor", 2, clean=True)]
 LATE = [at(1, "former")]
@@ -136,78 +166,59 @@ PROOF = [owner("former", 2)]
 @pytest.mark.parametrize("left", [[], LEFT], ids=["died", "left"])
 @pytest.mark.parametrize("late", [LATE, LATE + PROOF, PROOF + LATE], ids=["cursor", "then proof", "proof"])
 @pytest.mark.parametrize("then", [[], [owner("successor", 3)]], ids=["", "successor proves"])
-def test_h23_nothing_is_repeated_unmarked_wherever_a_late_cursor_and_a_compaction_fall(
+def test_h23_nothing_is_repeated_wherever_a_late_cursor_and_a_compaction_fall(
     left: list[Record], late: list[Record], then: list[Record]
 ) -> None:
     log = [*BEFORE, *SUCCESSOR, *left, *late, *then]
     for count in range(len(log) + 1):
         core, _ = taken_over(compacted(log, count), 5)
         pushed = sent(core, 7)
-        assert all(pushed.get(number, True) for number in range(1, 5)), f"unmarked with {count} compacted"
-        assert set(pushed) >= {5, 6, 7}
+        assert list(pushed) == [5, 6, 7], f"with {count} compacted"
         assert not any(pushed[number] for number in (6, 7)), "no device can have received what came after the takeover"
 
 
-def test_h23_what_may_have_been_had_is_known_to_the_next_owner_as_well() -> None:
-    log = compacted([*BEFORE, *SUCCESSOR, *LEFT, *LATE], 99)
-    _, second = taken_over(log, 4, "second")
-    assert (second.records[-1][0], second.records[0][0]) == (TERM_KEY, "d"), "its term begins behind that"
-    for stored in range(len(second.records) + 1):
-        core, _ = taken_over(compacted([*log, owner("second"), *second.records[:stored]], 99), 6, "third")
-        pushed = sent(core, 7)
-        assert list(pushed) == [2, 3, 4, 5, 6, 7]
-        assert pushed[2]
-        assert pushed[3]
-        assert pushed[4]
-        assert not pushed[7]
+def test_h23_what_a_former_owner_repeats_after_its_term_was_removed_is_merged_and_removed_again() -> None:
+    log = [*BEFORE, *SUCCESSOR]
+    for last in (5, 6, 7):
+        log.append(at(1, "former"))
+        own_term = f"7.{len(log):x}"
+        core, written = taken_over(log, last, own_term, own_term)
+        log += [owner(own_term), *written.records]
+        assert read(compacted(log, len(log))).by_device["d"].position == position(4)
+        log += [(key, payload, own_term) for key, payload in core.devices.records_of("d")]
+        assert read(compacted(log, len(log))).by_device["d"].position == position(4)
+        assert [key for key, _, _ in compacted(log, len(log)) if split_key(key)[0] == "d"] == [f"d\0{own_term}"]
 
 
-def test_h23_parked_commands_of_a_device_whose_cursor_is_late_are_marked() -> None:
-    parked, key = Parked(), segment_key("d", "former", 1)
-    for number in (2, 3):
-        parked.append(ParkedId(position(number)), key, NOW)
-    segments: list[Record] = [(key, payload, "former") for key, payload in parked.stored()]
-    log = compacted([*BEFORE, *SUCCESSOR, *LEFT, *LATE, *segments], 99)
-    core, _ = taken_over(log, 4)
-    core.alive("d", NOW)
-    marks = {}
-    for later in range(1, 100):
-        actions = core.take(NOW + later * SECOND)
-        for pull in of(Pull, actions):
-            for where in pull.positions:
-                core.pulled("d", pull.epoch, where, command(where.entry), NOW + later * SECOND)
-        for push in of(Push, actions):
-            marks[push.position.entry] = push.repeat
-            core.confirmed(push.number, 0, NOW + later * SECOND)
-        for receipt in of(StoreReceipt, actions):
-            core.settlement.receipt_stored(receipt.position)
-        for stored in of(StoreCursor, actions):
-            core.cursor_stored(stored.device)
-    assert marks == {2: True, 3: True}
+def test_h23_an_owner_that_was_replaced_before_its_term_began_replaces_nothing() -> None:
+    """All of what it rewrites at its takeover comes late, with its term."""
+    log = [
+        *BEFORE[:3],
+        owner("hangs"),
+        owner("next"),
+        *[of_term(*one) for one in NEXT],
+        *LEFT,
+        at(1, "hangs"),
+        term("hangs"),
+    ]
+    for count in range(len(log) + 1):
+        core, _ = taken_over(compacted(log, count), 5)
+        assert list(sent(core, 7)) == [5, 6, 7]
 
 
-def test_what_a_successor_left_untouched_is_not_uncertain() -> None:
-    """Else each takeover would mark what it is sure of."""
-    log = [*BEFORE, at(1, "former", "quiet"), *SUCCESSOR, *LEFT]
-    log = [log[5], *log[:5], *log[6:]]  # before the successor came
+def test_what_a_successor_left_untouched_counts_as_it_is() -> None:
+    log = [at(1, "former", "quiet"), *BEFORE, *SUCCESSOR, *LEFT]
     for count in range(len(log) + 1):
         found = read(compacted(log, count))
-        assert (found.uncertain, found.stale) == (set(), set())
-
-
-def test_a_log_in_which_no_term_began_is_read_as_it_was() -> None:
-    log = [one for one in [*BEFORE, *SUCCESSOR, *LATE] if one[0] != TERM_KEY]
-    found = read(log)
-    assert (found.uncertain, found.stale) == (set(), {"d"})
-    assert found.by_device["d"].position == position(4)
+        assert (found.by_device["quiet"].position, found.clean) == (position(1), True)
 
 
 def test_h26_a_late_write_undoes_no_going_back_although_all_that_was_before_it_is_compacted_away() -> None:
     back = cursor_at(3)
     back.resend_parked([ParkedId(position(2), maybe_seen=True, resend=True)])
-    written = ("d", back.encode(), "successor")
+    written = of_term("d", back.encode(), "successor")
     found = read(compacted([*BEFORE, written, *LATE, at(3, "former")], 6))
-    assert (found.by_device["d"].resend_from, found.stale) == (back.resend_from, {"d"})
+    assert found.by_device["d"].resend_from == back.resend_from
 
 
 def test_up_to_where_a_device_maybe_seen_its_commands_survives_encoding_until_it_is_passed() -> None:
@@ -237,12 +248,12 @@ def confirmed(numbers: Sequence[int], at_us: int) -> Cursor:
 def test_h26_a_late_cursor_hides_nothing_that_the_broker_alone_confirmed_to_the_successor(last: int) -> None:
     """The successor sent what the former owner had sent; the device was seen in between."""
     former, successor = confirmed(range(last - 15, last + 1), 1000), confirmed(range(1, 17), 5000)
-    found = read([*BEFORE, ("d", successor.encode(), "successor"), ("d", former.encode(), "former")])
+    found = read([*BEFORE, of_term("d", successor.encode(), "successor"), of_term("d", former.encode(), "former")])
     cursor = found.by_device["d"]
     cursor.device_seen(3000)
     expected = range(last - 15, 17)
     assert [one for one in cursor.unproven if one.at_us > 3000] == [unproven_at(n, 5000 + n) for n in expected]
-    assert (cursor.position, found.stale) == (position(last), {"d"})
+    assert cursor.position == position(last)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +265,7 @@ def test_h25_what_a_late_cursor_passed_gets_its_receipt_although_the_successor_l
         core, _ = taken_over(compacted(log, count), 3)
         core.arrived(position(3), command(3), NOW)
         assert [one.receipt.command_id for one in of(StoreReceipt, core.take(NOW))] == ["c3"]
+    log = [*log, *end][:8]
     log += [owner("second"), at(3, "second"), term("second"), owner("second", 2, clean=True)]
     assert read(log).clean, "the second one has written it"
 
@@ -261,29 +273,30 @@ def test_h25_what_a_late_cursor_passed_gets_its_receipt_although_the_successor_l
 def test_h26_what_the_broker_alone_confirmed_to_a_former_owner_is_sent_again_with_what_its_successor_resends() -> None:
     former, successor = confirmed([1, 2], 1000), cursor_at(1)
     successor.resend_parked([unproven_at(1, 0).one])
-    found = read([*BEFORE, ("d", successor.encode(), "successor"), ("d", former.encode(), "former")])
+    found = read([*BEFORE, of_term("d", successor.encode(), "successor"), of_term("d", former.encode(), "former")])
     cursor = found.by_device["d"]
     assert cursor.resend == [unproven_at(1, 0).one, unproven_at(2, 0).one]
-    assert (cursor.position, found.stale) == (position(1), {"d"})
+    assert cursor.position == position(1)
 
 
 def test_a_term_of_another_version_is_refused() -> None:
     with pytest.raises(ContractError):
-        CursorRecords(8).take(TERM_KEY, b'{"v":9,"term":1}', "x")
+        CursorRecords(8).take(TERM_KEY, b'{"v":9,"term":1}')
 
 
 @pytest.mark.parametrize("secret", ["", ',"secret":1', ',"secret":"x"', ',"secret":"00"', ',"secret":null'])
 def test_a_term_without_a_secret_is_refused(secret: str) -> None:
     with pytest.raises(ContractError, match="secret"):
-        CursorRecords(8).take(TERM_KEY, b'{"v":1,"term":1%s}' % secret.encode(), "x")
+        CursorRecords(8).take(TERM_KEY, b'{"v":1,"term":1%s}' % secret.encode())
 
 
 def test_h36_the_secret_of_a_partition_passes_from_owner_to_owner() -> None:
     given = Term(bytes(range(32)))
     records = [owner("first"), (TERM_KEY, term_record(given), "first"), at(1, "first")]
     _, second = taken_over(records, 2, "second")
-    written = [read_term(payload) for key, payload, _ in second.records if key == TERM_KEY]
+    written = [read_term(payload) for key, payload, _ in second.records if payload and split_key(key)[0] == TERM_KEY]
     assert written == [given]
+    assert second.records[-1] == (TERM_KEY, b"", "second"), "that of the first one is removed"
 
 
 def test_the_term_is_rewritten_after_all_old_records_and_before_lost_ones() -> None:
@@ -304,9 +317,10 @@ def test_the_term_is_rewritten_after_all_old_records_and_before_lost_ones() -> N
 
 def test_ids_that_a_crash_left_without_their_cursor_are_removed_after_the_takeover() -> None:
     """A rewrite stores a device's ids before its first cursor; the owner dies in between."""
-    (key, payload), _ = cursor_at(0).records("d", all_keys=True)
+    (key, payload), _ = cursor_at(0).records("d", TERMS["former"], all_keys=True)
     found, log = read([(key, payload, "former")]), Log("next")
     rewriting = CursorRewriter(cast(CursorLog, log))
     rewriting.taken_over(found, position(1))
     rewriting.turn(Partition(0, Limits().nested(), found.by_device, position(1)), 1.0)
-    assert [record for record in log.records if record[0] != TERM_KEY] == [(ids_key("d"), b"", "next")]
+    removed = key_of_term(ids_key("d"), TERMS["former"])
+    assert [record for record in log.records if split_key(record[0])[0] != TERM_KEY] == [(removed, b"", "next")]
