@@ -2,12 +2,12 @@
 
 The former owner continues. It sends at each MQTT broker until the successor connects there, and its receipts arrive late.
 Its cursors arrive when no process owns the partition: after the successor, before the next one (H23). The cursors partition
-is a log with the names of the producers, which is compacted anywhere. Reading it, owner records, terms and what is rewritten
+is a log, which is compacted anywhere. Reading it, owner records, terms and what is rewritten
 at a takeover are the product's; only the proof by reading is not simulated.
 
 Not simulated: requests of devices; relocation by the former owner; a device that goes to a broker where only the former
-owner is connected, or, if brokers confirm, to another broker at all; an owner that is replaced before its term begins, or
-dies between a will and the cursor that follows.
+owner is connected, or, if brokers confirm, to another broker at all; an owner that dies between a will and the cursor
+that follows. Not checked: what a broker alone confirmed to a device that had some of its replay.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
 from unittest.mock import patch
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
-from bridge.contract.cursors import OWNER_KEY, TERM_KEY
+from bridge.contract.cursors import OWNER_KEY, TERM_KEY, ids_device, split_key
 from bridge.contract.segments import segment_device
 from bridge.push import cursor_log
 from bridge.push.actions import Ack, Action, Push, StoreCursor, StoreSegment
 from bridge.push.cursor import Cursor
-from bridge.push.cursor_log import CursorLog, CursorRewriter, CursorsAged
+from bridge.push.cursor_log import CursorLog, CursorRecords, CursorRewriter, CursorsAged
 from bridge.push.ownership import Ownership, Proof
 from bridge.push.partition import Partition
 from tests.simulation.push_world import SECOND, PushWorld, WrittenAgain
@@ -47,14 +48,11 @@ class Record(NamedTuple):
     writer: str
     at_us: int  # when Pulsar has stored it; 0 before
     token: object = None
+    number: int = 0  # of its entry
 
     def data(self) -> bytes:
         """As Pulsar's message."""
         return self.payload
-
-    def producer_name(self) -> str:
-        """As Pulsar's message."""
-        return self.writer
 
     def publish_timestamp(self) -> int:
         """As Pulsar's message."""
@@ -63,6 +61,18 @@ class Record(NamedTuple):
     def message_id(self) -> Record:
         """As Pulsar's message."""
         return self
+
+    def ledger_id(self) -> int:
+        """As Pulsar's message id."""
+        return 1
+
+    def entry_id(self) -> int:
+        """As Pulsar's message id."""
+        return self.number
+
+    def batch_index(self) -> int:
+        """As Pulsar's message id."""
+        return -1
 
 
 @dataclass
@@ -77,6 +87,15 @@ class CursorWrites:
     def send(self, _producer: object, _topic: str, key: str, payload: bytes, token: object, **_stored: object) -> None:
         """Write a record."""
         (self.queue if self.late is None else self.late).append(Record(key, payload, self.writer, 0, token))
+
+
+@lru_cache(maxsize=4096)
+def _read(device: str, records: tuple[tuple[str, bytes, CommandPosition], ...], capacity: int) -> Cursor | None:
+    """Return a device's cursor as the next owner reads it, which nothing changes."""
+    found = CursorRecords(capacity)
+    for record in records:
+        found.take(*record)
+    return found.whole().get(device)
 
 
 class SimulatedPulsar:
@@ -102,12 +121,12 @@ class ContestedWorld(PushWorld):
     noted: dict[str, tuple[int, str]] = field(default_factory=dict)  # the last signs of life, which every owner reads
     half_open: set[str] = field(default_factory=set)  # devices that are away, which their broker has not noticed
     gone: dict[str, int] = field(default_factory=dict)  # devices with a retained will, and since when
-    forgotten_ids: dict[str, CommandPosition] = field(default_factory=dict)
-    """Ids of devices of which a late cursor and a compaction have removed the successor's cursor, with the last command then:
-    behind it they may come again unmarked.
-    """
     passed_late: set[str] = field(default_factory=set)
     """Ids of what the successor had parked when a late cursor passed it: the former owner alone knows its end, and may die."""
+    replay_begun: set[str] = field(default_factory=set)
+    """Ids that a broker alone confirmed, and noticed the absence when some of the replay was settled: they are not sent again."""
+    stored: int = 0  # records of the cursors partition, so far
+    places_of: dict[str, CommandPosition] = field(default_factory=dict)  # of the last record of each key
 
     # --- what may happen ---
 
@@ -137,8 +156,6 @@ class ContestedWorld(PushWorld):
         )
         self.up = set()
         self.choice, self.late_steps = choice, 0
-        if any(one.key == TERM_KEY for one in self.cursor_writes.late):
-            self.former = None
         self.take_over(clean=False)
         for device, (at_us, link) in self.noted.items():
             self.core.alive(device, at_us, link)
@@ -232,6 +249,9 @@ class ContestedWorld(PushWorld):
             self.gone[device] = self.now
             self.core.gone(device, self.now, self.now, link)
             self.run()
+            awake, cursor = self.core.devices.awake.get(device), self.core.devices.any_cursor(device)
+            if (awake is not None and awake.queue) or (cursor is not None and cursor.unproven):
+                self.replay_begun |= self.taken.difference(self.inbox[device])
 
     def crash(self, choice: int) -> None:
         self.choice, self.late_steps = choice, 1 + choice % 8
@@ -313,8 +333,6 @@ class ContestedWorld(PushWorld):
             found = self.partition_log.read(self.ownership.first, self.limits.remembered_ids, since_ms)
         self.rewriter = CursorRewriter(self.partition_log)
         last = self.log[-1][0] if self.log else BEFORE_ALL
-        for device in found.uncertain:
-            self.forgotten_ids |= {c.command_id: last for _, c in self.log if c is not None and c.device == device}
         self.rewriter.taken_over(found, last)
         core = Partition(
             0,
@@ -323,6 +341,7 @@ class ContestedWorld(PushWorld):
             None if found.clean else last,
             found.parked,
             owner=name,
+            term=found.own_term,
             now_us=self.now,
             left_us=found.left_us,
             links=self.links,
@@ -365,8 +384,10 @@ class ContestedWorld(PushWorld):
             self.taken.add(push.command.command_id)
 
     def receive(self, choice: int) -> None:
-        if not self.acts_as_former or (self.former is not None and self.next_read < self.former["commands"]):
-            super().receive(choice)
+        if self.acts_as_former and self.former is not None:
+            had = range(self.next_read, self.former["commands"])
+            self.next_read = next((n for n in had if self.log[n][0] not in self.acked), len(self.log))
+        super().receive(choice)
 
     def _do(self, action: Action) -> None:
         if isinstance(action, StoreCursor):
@@ -382,10 +403,12 @@ class ContestedWorld(PushWorld):
             return
         if action.at_us:
             return
-        self.records.append(action._replace(at_us=self.now, token=None))
+        self.stored += 1
+        self.records.append(action._replace(at_us=self.now, token=None, number=self.stored))
+        self.places_of[action.key] = CommandPosition(1, self.stored, -1)
         if isinstance(action.token, (StoreCursor, StoreSegment)):
             super()._stored(action.token)
-        elif segment_device(action.key) is None and action.key not in (OWNER_KEY, TERM_KEY):
+        elif segment_device(action.key) is None and split_key(action.key)[0] not in (OWNER_KEY, TERM_KEY):
             super()._stored(WrittenAgain(((action.key, action.payload),)))
 
     def _answer_write(self, action: object) -> None:
@@ -399,16 +422,19 @@ class ContestedWorld(PushWorld):
         try:
             return super()._kept(position, place)
         except AssertionError:
-            forgotten = any(p == position and c is not None and c.command_id in self.forgotten_ids for p, c in self.log)
-            if not self.acts_as_former and not forgotten:
+            if not self.acts_as_former:
                 raise
             return None  # its successor has let it go
 
     # --- checks ---
 
-    def _is_unmarked(self, push: Push) -> bool:
-        forgotten = self.forgotten_ids.get(push.command.command_id)
-        return super()._is_unmarked(push) and (forgotten is None or push.position <= forgotten)
+    def cursor(self, device: str) -> Cursor | None:
+        records = tuple(
+            (key, payload, self.places_of[key])
+            for key, payload in self.cursors.items()
+            if (ids_device(key) or split_key(key)[0]) == device and payload
+        )
+        return _read(device, records, self.limits.remembered_ids) if records else None
 
     def _check_push(self, action: Push) -> None:
         if not self.acts_as_former:
@@ -419,9 +445,11 @@ class ContestedWorld(PushWorld):
             super()._check_stored()
 
     def _check_end(self, position: CommandPosition, command: Command) -> None:
-        if command.command_id in self.forgotten_ids or command.command_id in self.passed_late:
+        if command.command_id in self.passed_late:
             sent = command.command_id in self.inbox[command.device] or command.command_id in self.taken
             assert sent or self.receipts_of(command), f"{command.command_id} is lost"
+        elif command.command_id in self.replay_begun:
+            assert self.receipts_of(command), f"{command.command_id} is lost"
         else:
             super()._check_end(position, command)
 
@@ -437,5 +465,4 @@ class ContestedWorld(PushWorld):
         for number in range(3):
             self.notice(number)
         self.gone.clear()
-        self.dead_ids.update(self.forgotten_ids)
         super().finish()

@@ -9,11 +9,13 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from bridge.contract.commands import Command
+from bridge.contract.cursors import term_position
 from bridge.ingest.session_filters import SessionFilters
 from bridge.pulsar.acks import AckQueue, ProducerQueue, Verdict
 from bridge.push.command import LateAnswers, TrackedCommand
 from bridge.push.cursor import Cursor
-from bridge.push.cursor_log import CursorRecords, CursorRewriter
+from bridge.push.cursor_log import CursorRecords
+from bridge.push.cursor_store import CursorStore
 from bridge.push.device import Device
 from bridge.push.flights import Flights
 from bridge.push.partition import Partition
@@ -122,15 +124,24 @@ def _lower_position(right: Any) -> Any:
     return merge
 
 
-def _takes_over(forget: Callable[[Any], None]) -> Wrong:
-    def wrong(right: Any) -> Any:
-        def taken_over(self: Any, found: Any, horizon: Any) -> None:
-            forget(found)
-            right(self, found, horizon)
+def _merges_without_unproven(right: Any) -> Any:
+    def merge(self: Any, other: Any) -> None:
+        other.unproven.clear()
+        right(self, other)
 
-        return taken_over
+    return merge
 
-    return wrong
+
+def _reads_last_term(right: Any) -> Any:
+    def decoded(self: Any, name: str, rows: list[Any]) -> Any:
+        terms = list(self._terms)
+        return right(self, name, [max(rows, key=lambda row: term_position(terms[row[0]]))])
+
+    return decoded
+
+
+def _of_no_term(right: Any) -> Any:
+    return lambda self, device, _term="", **more: right(self, device, "", **more)
 
 
 def _counts_as_clean(right: Any) -> Any:
@@ -171,8 +182,11 @@ PLANTED: Final = (
             lambda _right: property(lambda _self: False)),
     Planted("an answer to one broadcast settles the next", "broadcast", LateAnswers, "_take_broadcast", _answers_any),
     Planted("cursors are merged at the lower position", "contested", Cursor, "merge", _lower_position),
-    Planted("an outdated cursor is not written again", "contested", CursorRewriter, "taken_over",
-            _takes_over(lambda found: found.stale.clear())),
+    Planted("cursors are merged without what the broker alone confirmed", "contested", Cursor, "merge",
+            _merges_without_unproven),
+    Planted("late cursors are not read", "contested", CursorStore, "_decoded", _reads_last_term),
+    Planted("cursors of all owners have the same key", "contested", Cursor, "records", _of_no_term),
+    Planted("a late cursor counts as one in time", "contested", CursorStore, "late", lambda _right: lambda _self, _term: False),
     Planted("a dead owner counts as one that left in order", "contested", CursorRecords, "whole", _counts_as_clean),
     Planted("the window is not kept", "push", Flights, "has_room", lambda _right: property(lambda _self: True)),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from bridge.contract import DELIVERIES, FAILURES, REMARKS, Receipt
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
-from bridge.contract.cursors import ids_key
+from bridge.contract.cursors import ids_device, ids_key
 from bridge.contract.segments import GONE, ParkedId, read_segment, segment_device
 from bridge.push.actions import (
     Ack,
@@ -125,7 +125,7 @@ class PushWorld:
     births: set[tuple[str, str]] = field(default_factory=set)  # devices, and links that retain their birth message
     answered: set[str] = field(default_factory=set)
     segments: dict[str, bytes] = field(default_factory=dict)
-    orphans: list[str] = field(default_factory=list)  # devices of which ids are stored and no cursor
+    orphans: list[str] = field(default_factory=list)  # keys of ids whose device has no cursor
     pulls: deque[tuple[str, int, CommandPosition, CommandPosition | None]] = field(default_factory=deque)
     copying: deque[Copy] = field(default_factory=deque)
     copies: list[Command] = field(default_factory=list)
@@ -605,9 +605,9 @@ class PushWorld:
         """
         stood = set(self.cursors) | set(self.segments)
         quiet = not self.writes and not self.core.outbox.writes  # else some are about to be removed
-        for device in self.orphans:
-            if self.core.devices.cursor_of(device) is None:  # else they are rewritten with its cursor
-                self.writes.append(WrittenAgain(((ids_key(device), b""),)))
+        for key in self.orphans:
+            if self.core.devices.cursor_of(ids_device(key) or "") is None:  # else they are rewritten with its cursor
+                self.writes.append(WrittenAgain(((key, b""),)))
         self.orphans.clear()
         for device in self.core.devices.stored:
             self.core.segments.rewrite(device)
@@ -761,6 +761,7 @@ class PushWorld:
             self.cursors = {key: payload for key, payload in self.cursors.items() if payload}
         elif isinstance(action, StoreCursor):
             self.cursors |= dict(action.records)
+            self.cursors = {key: payload for key, payload in self.cursors.items() if payload}
             if not self.forgotten:
                 self._check_cursor(action)
         elif isinstance(action, StoreReceipt):
