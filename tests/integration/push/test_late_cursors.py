@@ -54,6 +54,7 @@ def test_h23_a_late_cursor_replaces_nothing_of_the_successor_also_after_a_compac
         _acknowledgements_lost(settings)
         more = [command(settings, one, 9) for one in ("d", "e")]
         with push_in_thread(settings):
+            all_acknowledged(settings)  # so it has taken over
             write_commands(settings, more)
             devices.await_all(more)
             all_acknowledged(settings)

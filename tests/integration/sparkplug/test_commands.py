@@ -22,7 +22,7 @@ from tests.support.sparkplug_plant import Plant
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.stack, pytest.mark.spark]
+pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.thorough]
 
 _ORDERS = "command_id string, device string, device_id string, metric string, value string, emitted_at timestamp"
 

@@ -119,6 +119,7 @@ def test_a_rebuild_of_a_table_with_keys_keeps_a_key_once_and_what_follows_is_mad
     assert house.found("keyed") == ["a 1 99.0 4 1", "b 2 60.0 0 2", "b 3 70.0 6 0"]
 
 
+@pytest.mark.thorough
 def test_a_table_without_rules_is_rebuilt(spark: SparkSession, tmp_path: Path) -> None:
     house = House(spark, tmp_path / "lakehouse", 0)
     with dp.declaring(house.job.pipeline):
