@@ -8,6 +8,8 @@ The steps of a process, for each MQTT broker of the settings:
    host, so the broker closes the connection of a former owner, and publishes its will.
 4. *subscribe* to its own STATE, and then *birth*: online, with the time of the will.
 5. A STATE that says offline, such as the will of a former owner, is answered by a birth.
+6. The subscription is repeated every ten seconds, and the broker sends the STATE that it retains: it may have stored two in
+   another order than it delivered them.
 
 A process that stops, or that cannot prove its ownership, publishes offline before the DISCONNECT. If it has a successor,
 that one answers by step 5.
@@ -46,6 +48,7 @@ HOSTS_TOPIC: Final = "sparkplug-host-"
 _PROOF_S: Final = 10.0
 _RETRY_S: Final = (0.5, 15.0)
 _ASK_S: Final = 1.0
+_ASK_AGAIN_S: Final = 10.0
 log = structlog.get_logger("sparkplug")
 
 
@@ -77,7 +80,7 @@ class State(LinkHandler):
         self.online = False
         """Whether the broker has confirmed a birth."""
         self._birth = state_payload(at_ms, online=True)
-        self._born = False
+        self._born = self._subscribed = False
         self._link: Any = None
 
     def attach(self, link: Any) -> None:
@@ -86,16 +89,22 @@ class State(LinkHandler):
 
     def on_connected(self, event: Connected) -> None:
         """Subscribe to the host's own STATE before anything is published."""
-        self._link.subscribe([Subscription(self.topic, 1)])
+        self.ask()
+
+    def ask(self) -> None:
+        """Subscribe, so that the broker sends the STATE that it retains (MQTT-3.8.4-3)."""
+        self._link.subscribe([Subscription(self.topic, 1, retain_handling=0)])
 
     def on_subscribed(self, codes: list[int]) -> None:
-        """Publish the birth. Raises ConfigError if the broker refuses the subscription."""
+        """Publish the birth, once. Raises ConfigError if the broker refuses the subscription."""
         if any(code >= 0x80 for code in codes):
             raise ConfigError(
                 f"the MQTT broker refuses the subscription to {self.topic}",
                 remedy="allow this user to read and write it",
             )
-        self._publish_birth()
+        if not self._subscribed:
+            self._subscribed = True
+            self._publish_birth()
 
     def on_message(self, message: Message) -> None:
         """Answer a STATE that says offline by a birth (tck-id-message-flow-hid-sparkplug-state-message-delivered)."""
@@ -244,9 +253,13 @@ class Host:
             state = State(self._host_id, time.time_ns() // 1_000_000)
             link = connection(settings, state)
             self.states[name] = state
+            due = time.monotonic() + _ASK_AGAIN_S
             try:
                 while owned.is_set() and state.lost is None:
                     link.turn(0.2)
+                    if state.online and time.monotonic() >= due:
+                        state.ask()
+                        due = time.monotonic() + _ASK_AGAIN_S
                     attempt = 0 if state.online else attempt
                 if state.online:
                     self._say_goodbye(state, link)

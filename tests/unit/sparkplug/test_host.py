@@ -135,6 +135,22 @@ def test_an_offline_state_that_comes_before_the_confirmation_of_the_birth_is_ans
     assert wire.sent[1] == wire.sent[2]
 
 
+def test_a_repeated_subscription_brings_the_retained_state_and_no_further_birth() -> None:
+    wire = Wire()
+    state = connected(wire)
+    state.on_subscribed([1])
+    state.ask()
+    state.on_subscribed([1])
+    assert [wire.sent[0]] == wire.sent[2:]
+    state.on_message(Message("spBv1.0/STATE/host", state_payload(1, online=False), 1, True, False, 1, None))
+    assert wire.sent[1] == wire.sent[3]
+    state.die(lambda: None)
+    state.on_subscribed([1])
+    assert wire.sent[4:] == [
+        ("spBv1.0/STATE/host", {"online": False, "timestamp": wire.sent[4][1]["timestamp"]}, 1, True)
+    ]
+
+
 def test_an_online_state_and_other_hosts_are_not_answered() -> None:
     wire = Wire()
     state = connected(wire)
