@@ -57,7 +57,8 @@ class SparkWorld:
             resume(self._driver.pid)
             with suppress(ProcessLookupError):
                 os.killpg(self._driver.pid, signal.SIGKILL)
-            self._driver.wait()
+            with suppress(BrokenPipeError):  # what it did not read
+                self._driver.communicate()
             self._driver = None
 
     def run(self, cell: Cell, chance: random.Random) -> Outcome:
