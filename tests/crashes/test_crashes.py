@@ -18,7 +18,7 @@ from tests.crashes.worlds import Worlds
 from tests.support.folders import own_folder
 from tests.support.stack import new_stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos, pytest.mark.thorough, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.chaos, pytest.mark.long, pytest.mark.timeout(600)]
 
 SECONDS: Final = float(os.environ.get("TEST_CRASHES_S", "240"))
 """After so many seconds no further cell begins."""
