@@ -169,12 +169,12 @@ class OwnClient:
 
     def flows_since(self, at: float) -> bool:
         """Whether each partition has stored something since, and each consumer has received what was stored before."""
-        stored = [list(times.values()) for times in self._stored.values()]
+        stored = [list(times.copy().values()) for times in self._stored.values()]
         return all(times and times[-1] > at for times in stored) and self.longest_way(0.0, at) < math.inf
 
     def longest_gap(self, since: float, until: float) -> float:
         """Return the longest time, in seconds, in which a partition stored nothing."""
-        return max(longest_gap(list(times.values()), since, until) for times in self._stored.values())
+        return max(longest_gap(list(times.copy().values()), since, until) for times in self._stored.values())
 
     def longest_way(self, since: float, until: float) -> float:
         """Return the longest time, in seconds, from receipt to consumer, of what was stored from ``since`` to ``until``."""
@@ -182,7 +182,7 @@ class OwnClient:
             (
                 self._received[name].get(number, math.inf) - at
                 for name, stored in self._stored.items()
-                for number, at in list(stored.items())
+                for number, at in stored.copy().items()
                 if since <= at < until
             ),
             default=0.0,
