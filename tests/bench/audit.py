@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -30,6 +32,7 @@ from pulsebridge.audit.live.log import window
 from tests.bench.processes import bench_folder, pulsebridge, with_logs_of
 from tests.bench.results import Figure
 from tests.support.audited import CHANGES, FOLLOWING, World, deployment
+from tests.support.memory import peak_memory
 from tests.support.reading_back import quiet
 from tests.support.spark import running_session
 from tests.support.stack import new_stack, provisioned
@@ -80,14 +83,18 @@ def measure() -> tuple[list[Figure], list[str]]:
 def _audit(world: World, config: Path) -> dict[str, Any]:
     """Run the command; return its report with its seconds, processor seconds and peak memory."""
     words = ("audit", "-c", str(config), "--since", when(world.since_us), "--settle", "0", "--json")
-    began = time.monotonic()
-    child = subprocess.Popen(pulsebridge(*words), stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    text = child.stdout.read()
-    _, _, used = os.wait4(child.pid, 0)
-    seconds = time.monotonic() - began
-    report: dict[str, Any] = json.loads(text)
-    return report | {"s": seconds, "cpu": used.ru_utime + used.ru_stime, "bytes": used.ru_maxrss * 1024}
+    began, peak, done = time.monotonic(), 0, 0
+    with tempfile.TemporaryFile() as out:
+        child = subprocess.Popen(pulsebridge(*words), stdout=out)
+        while not done:  # its ``ru_maxrss`` would be at least the memory of this process, from before its start
+            with suppress(AssertionError):  # it ends
+                peak = max(peak, peak_memory(child.pid))
+            time.sleep(0.02)
+            done, _, used = os.wait4(child.pid, os.WNOHANG)
+        seconds = time.monotonic() - began
+        out.seek(0)
+        report: dict[str, Any] = json.loads(out.read())
+    return report | {"s": seconds, "cpu": used.ru_utime + used.ru_stime, "bytes": peak}
 
 
 def _fill(world: World) -> None:
