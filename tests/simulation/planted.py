@@ -9,13 +9,11 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from bridge.contract.commands import Command
-from bridge.contract.cursors import term_position
 from bridge.ingest.session_filters import SessionFilters
 from bridge.pulsar.acks import AckQueue, ProducerQueue, Verdict
 from bridge.push.command import LateAnswers, TrackedCommand
 from bridge.push.cursor import Cursor
 from bridge.push.cursor_log import CursorRecords
-from bridge.push.cursor_store import CursorStore
 from bridge.push.device import Device
 from bridge.push.flights import Flights
 from bridge.push.partition import Partition
@@ -124,22 +122,6 @@ def _lower_position(right: Any) -> Any:
     return merge
 
 
-def _merges_without_unproven(right: Any) -> Any:
-    def merge(self: Any, other: Any) -> None:
-        other.unproven.clear()
-        right(self, other)
-
-    return merge
-
-
-def _reads_last_term(right: Any) -> Any:
-    def decoded(self: Any, name: str, rows: list[Any]) -> Any:
-        terms = list(self._terms)
-        return right(self, name, [max(rows, key=lambda row: term_position(terms[row[0]]))])
-
-    return decoded
-
-
 def _of_no_term(right: Any) -> Any:
     return lambda self, device, _term="", **more: right(self, device, "", **more)
 
@@ -182,11 +164,7 @@ PLANTED: Final = (
             lambda _right: property(lambda _self: False)),
     Planted("an answer to one broadcast settles the next", "broadcast", LateAnswers, "_take_broadcast", _answers_any),
     Planted("cursors are merged at the lower position", "contested", Cursor, "merge", _lower_position),
-    Planted("cursors are merged without what the broker alone confirmed", "contested", Cursor, "merge",
-            _merges_without_unproven),
-    Planted("late cursors are not read", "contested", CursorStore, "_decoded", _reads_last_term),
     Planted("cursors of all owners have the same key", "contested", Cursor, "records", _of_no_term),
-    Planted("a late cursor counts as one in time", "contested", CursorStore, "late", lambda _right: lambda _self, _term: False),
     Planted("a dead owner counts as one that left in order", "contested", CursorRecords, "whole", _counts_as_clean),
     Planted("the window is not kept", "push", Flights, "has_room", lambda _right: property(lambda _self: True)),
 )  # fmt: skip

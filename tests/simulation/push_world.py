@@ -639,7 +639,8 @@ class PushWorld:
     def _store_all(self) -> None:
         """Nothing happens but that Pulsar stores what there is to store."""
         quiet = 0
-        while quiet < 3:  # a segment may wait for a dead letter that waits for more than a store
+        # A segment may wait for a dead letter that waits for more than a store.
+        while self.writes or (self.core.segments.pending and quiet < 3):
             quiet = 0 if self.writes else quiet + 1
             self.store(0)
             self.now += self.limits.coalesce_us

@@ -13,7 +13,7 @@ from tests.simulation.scenarios import SCENARIOS
 
 WORLDS = {"ingest": 300, "push": 20, "broadcast": 10, "contested": 20}
 """Worlds of fixed seeds, and as many again of random ones."""
-FOUND_WITHIN = {"ingest": 4000, "push": 400, "broadcast": 100, "contested": 400}
+FOUND_WITHIN = {"ingest": 4000, "push": 2000, "broadcast": 100, "contested": 400}
 """Worlds in which a planted bug must be found."""
 
 
