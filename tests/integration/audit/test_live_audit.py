@@ -33,7 +33,7 @@ def audited(world: World, *, strict: bool = False, with_spark: bool = False) -> 
 
 
 @pytest.mark.chaos
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_a_run_with_kills_is_clean_and_each_manipulation_is_found(
     stack: LocalStack, namespaces: PulsarSettings, spark: SparkSession, tmp_path: Path

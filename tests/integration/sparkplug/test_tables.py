@@ -54,7 +54,7 @@ def expected(sent: list[Sent]) -> tuple[list[tuple[Any, ...]], int, list[tuple[A
     return good, sum(row[fault] is not None for row in found), [(row[0], *row[-3:]) for row in events]
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_batches_restarts_and_a_rebuild_give_the_rows_of_one_pass(
     spark: SparkSession, topic: TestTopic, tmp_path: Path
