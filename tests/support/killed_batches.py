@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming import pipelines as dp
+from tests.support.killed_process import run_killed
 from tests.support.pipelines import PipelineWorld
-from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -56,15 +53,7 @@ def declared(limit: float) -> Callable[[], None]:
 
 def killed_at(point: str, folder: Path, limit: float) -> None:
     """Run the pipeline in a process that kills itself at a point."""
-    ended = subprocess.run(
-        [sys.executable, "-c", "from tests.support.killed_batches import main; main()", str(folder), str(limit)],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PULSEBRIDGE_KILL_AT": point},
-        capture_output=True,
-        text=True,
-        timeout=patient(200),
-        check=False,
-    )  # fmt: skip
-    assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr
+    run_killed("tests.support.killed_batches", point, str(folder), str(limit))
 
 
 def main() -> None:

@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -20,9 +17,9 @@ from sparkplug.tables import declare
 from streaming import built_in
 from streaming import pipelines as dp
 from streaming.job import Job
+from tests.support.killed_process import run_killed
 from tests.support.pulsar_topics import TestTopic
 from tests.support.sparkplug_node import Sent
-from tests.support.waiting import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,16 +64,7 @@ class Plant:
     def run_killed_at(self, point: str, *only: str) -> None:
         """Process what is there in a driver that kills itself at a point."""
         folder = Path(self.settings.streaming.root).with_name("driver")
-        ended = subprocess.run(
-            [sys.executable, "-c", "from tests.support.sparkplug_plant import main; main()", str(folder),
-             self.settings.model_dump_json(), *only],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PULSEBRIDGE_KILL_AT": point},
-            capture_output=True,
-            text=True,
-            timeout=patient(200),
-            check=False,
-        )  # fmt: skip
-        assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr
+        run_killed("tests.support.sparkplug_plant", point, str(folder), self.settings.model_dump_json(), *only)
 
     def rows(self, table: str, *columns: str) -> list[tuple[Any, ...]]:
         """Return columns of a table in the order of the log."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from streaming.reading import QUARANTINE, Reader
 from streaming.tables import create
 from streaming.upkeep import Upkeep
 from streaming.writing import QUARANTINE_SCHEMA
-from tests.support.waiting import patient
+from tests.support.killed_process import run_killed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -181,16 +180,7 @@ def run_job() -> None:
 
 def killed_at(point: str, root: Path, least: float, kind: str, table: str, arguments: Mapping[str, Any]) -> None:
     """Carry out a request in a process that kills itself at a point."""
-    ended = subprocess.run(
-        [sys.executable, "-c", "from tests.support.upkeep_world import main; main()", str(root), str(least), kind,
-         table, json.dumps(arguments)],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PULSEBRIDGE_KILL_AT": point},
-        capture_output=True,
-        text=True,
-        timeout=patient(200),
-        check=False,
-    )  # fmt: skip
-    assert ended.returncode == -signal.SIGKILL, ended.stdout + ended.stderr
+    run_killed("tests.support.upkeep_world", point, str(root), str(least), kind, table, json.dumps(arguments))
 
 
 def main() -> None:
