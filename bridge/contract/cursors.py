@@ -58,6 +58,7 @@ __all__ = [
     "ids_key",
     "is_plain_ids",
     "key_of_term",
+    "plain_confirmation",
     "plain_cursor",
     "read_term",
     "split_key",
@@ -118,9 +119,18 @@ def plain_cursor(payload: bytes) -> PlainCursor | None:
     found = _PLAIN.fullmatch(payload)
     if found is None:
         return None
-    ledger, entry, index, lately, back, at_ms = found.groups()
-    confirmed_ms = int(at_ms or LAST_US // 1000) if lately else 0
-    return PlainCursor((int(ledger), int(entry), int(index)), confirmed_ms, back is not None)
+    ledger, entry, index, _, back, _ = found.groups()
+    return PlainCursor((int(ledger), int(entry), int(index)), _confirmed_ms(found), back is not None)
+
+
+def plain_confirmation(payload: bytes) -> int | None:
+    """Return ``PlainCursor.confirmed_ms`` of a record, None for one that is not plain. A takeover needs no more of most."""
+    found = _PLAIN.fullmatch(payload)
+    return None if found is None else _confirmed_ms(found)
+
+
+def _confirmed_ms(found: re.Match[bytes]) -> int:
+    return int(found[6] or LAST_US // 1000) if found[4] else 0
 
 
 def is_plain_ids(payload: bytes) -> bool:

@@ -20,7 +20,7 @@ from bridge.contract.cursors import (
     ids_device,
     is_plain_ids,
     key_of_term,
-    plain_cursor,
+    plain_confirmation,
     read_term,
     split_key,
     term_name,
@@ -134,8 +134,8 @@ class CursorRecords:
     def _take_cursor(self, key: str, payload: bytes, at: CommandPosition) -> None:
         """Keep a cursor as it was read. It is decoded now if push looks at its device at once, or it cannot be read."""
         device, _, term = key.partition("\0")
-        plain = plain_cursor(payload)
-        if plain is None and payload:
+        confirmed_ms = plain_confirmation(payload)
+        if confirmed_ms is None and payload:
             try:
                 cursor = Cursor.decode(payload, self._capacity)
             except ContractError:
@@ -144,7 +144,7 @@ class CursorRecords:
                 raise
             watched = bool(cursor.unproven or cursor.resend)
         else:
-            watched = plain is not None and 0 < plain.confirmed_ms >= self._confirmed_since_ms
+            watched = confirmed_ms is not None and 0 < confirmed_ms >= self._confirmed_since_ms
         self.by_device.add_record(device, term, at, payload)
         if self.by_device.uncertain:
             self.by_device.uncertain.discard(key)

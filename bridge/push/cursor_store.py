@@ -61,6 +61,7 @@ class CursorStore(Mapping[str, Cursor]):
         """``capacity`` is how many settled ids each cursor remembers."""
         self._capacity = capacity
         self._number = 0
+        self._added: list[tuple[int, str, int, int, int, bytes]] = []  # rows of cursors to be written
         self._terms: dict[str, int] = {"": 0}  # numbers of the terms in the tables, by name
         self._apart = False  # whether there are ids apart from their cursors
         self._unproven: dict[int, CommandPosition] = {}  # by time, the oldest confirmed then
@@ -88,14 +89,25 @@ class CursorStore(Mapping[str, Cursor]):
 
     def _run(self, statement: str, *values: object) -> int:
         """Return how many rows it has changed."""
+        self._write_added()
         try:
             return self._db.execute(statement, values).rowcount
         except sqlite3.Error as e:
             raise _failed(e) from e
 
     def _rows(self, statement: str, *values: object) -> list[Any]:
+        self._write_added()
         try:
             return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise _failed(e) from e
+
+    def _write_added(self) -> None:
+        """Write what was added. Many rows at once cost less."""
+        added, self._added = self._added, []
+        try:
+            if added:
+                self._db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?, ?, ?)", added)
         except sqlite3.Error as e:
             raise _failed(e) from e
 
@@ -202,9 +214,11 @@ class CursorStore(Mapping[str, Cursor]):
         if self._apart:
             self._run("DELETE FROM ids WHERE name = ?", name)
 
-    def _add(self, name: str, *values: object) -> None:
+    def _add(self, name: str, term: int, ledger: int, entry: int, state: bytes) -> None:
         self._number += 1
-        self._run("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?, ?, ?)", self._number, name, *values)
+        self._added.append((self._number, name, term, ledger, entry, state))
+        if len(self._added) >= _PAGE:
+            self._write_added()
 
     # --- at the takeover ---
 
