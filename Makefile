@@ -81,13 +81,13 @@ fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target,
 	@$(BIN)/python -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Brokers that are not found keep their last results; tests/brokers/servers.py says how to name a program.
-brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, and write BROKERS.md; ARGS="--only mosquitto"
+brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, and write docs/operate/brokers.md; ARGS="--only mosquitto"
 	@$(BIN)/python -m tests.brokers $(ARGS)
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-crashes: $(STAMP) ## Kill each component at each step of each commit order, and write CRASHES.md; ONLY='push/*/mqtt', ARGS=--missing, ARGS="--third COMMIT"
+crashes: $(STAMP) ## Kill each component at each step of each commit order, and write docs/explain/crashes.md; ONLY='push/*/mqtt', ARGS=--missing, ARGS="--third COMMIT"
 	@$(BIN)/python -m tests.crashes $(if $(ONLY),--only '$(ONLY)') $(ARGS)
 
 soak: $(STAMP) ## Run everything under load with random faults: nothing may lack or grow; HOURS=2, the next piece keeps the data

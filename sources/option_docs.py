@@ -1,6 +1,6 @@
-"""Prints sources/OPTIONS.md: all options, and migration tables for users of other connectors.
+"""Prints docs/reference/source-options.md: all options, and migration tables for users of other connectors.
 
-``python -m sources.option_docs > sources/OPTIONS.md``; a test compares the file with this output.
+``python -m sources.option_docs > docs/reference/source-options.md``; a test compares the file with this output.
 """
 
 from __future__ import annotations

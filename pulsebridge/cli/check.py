@@ -52,7 +52,7 @@ def check(
         typer.Option("--messages", min=1, max=100_000, help="With --broker: messages to queue for an offline session."),
     ] = 1500,
 ) -> None:
-    """Dial every endpoint, consume nothing, and print each failure with its remedy.
+    """Dial every endpoint; print each failure with its remedy.
 
     Exit code 1 if an endpoint does not answer, or another distribution shadows a package of Pulsebridge. With --broker:
     if something that ingest or push needs does not work. Its client ids begin with pb-check-, its topics with

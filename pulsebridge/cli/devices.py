@@ -14,7 +14,6 @@ from pulsebridge.output.text import json_text
 
 if TYPE_CHECKING:
     from bridge.inspect.devices.reading import PushTopics
-    from bridge.inspect.devices.view import DeviceView, PartitionView
     from bridge.settings import Settings
 
 __all__ = ["push_topics", "register"]
@@ -82,34 +81,12 @@ def _list(
     overview = Overview(Selection.of(settings, absent=absent, pending=pending), limit, now_us)
     budget = Budget(backlog)
     with push_topics(settings) as topics:
-        for partition in range(topics.partitions):
-            view = topics.records(partition)
-            oldest = _backlog_of(topics, view, budget)
-            for device in view.devices():
-                _set_oldest(device, oldest)
-                overview.add(device)
-        topics.oldest(overview.lines)
+        overview.read(topics, budget)
     read = {"partitions": topics.partitions} | backlog_json(budget)
     if as_json:
         typer.echo(json_text(overview_json(overview, now_us, read), indent=2))
     else:
         typer.echo(overview_text(overview, now_us, read))
-
-
-def _backlog_of(topics: PushTopics, view: PartitionView, budget: Any) -> dict[str, int]:
-    """Add the unacknowledged commands to ``view``; return the emit time of the first one of each device."""
-    from bridge.inspect.devices.reading import emitted_us
-
-    oldest: dict[str, int] = {}
-    for position, command, published_ms in topics.unacknowledged(view.partition, budget):
-        if view.take_unacknowledged(position, command.device):
-            oldest.setdefault(command.device, emitted_us(command, published_ms))
-    return oldest
-
-
-def _set_oldest(device: DeviceView, oldest: dict[str, int]) -> None:
-    if device.pending > device.parked == 0:
-        device.oldest_us = oldest.get(device.device, 0)
 
 
 def _show(

@@ -112,7 +112,11 @@ def send(
                 count += 1
                 typer.echo(_stored(one, as_json=as_json))
                 if since is not None:
-                    awaited.add(one.command)
+                    awaited.add(
+                        one.command.command_id,
+                        device=getattr(one.command, "device", ""),
+                        group=getattr(one.command, "group", ""),
+                    )
             for receipt in () if since is None else since.read(awaited, timeout_s):
                 typer.echo(_receipt(receipt, as_json=as_json))
                 failed |= receipt.state in FAILURES

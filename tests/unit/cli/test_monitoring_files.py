@@ -170,7 +170,7 @@ def test_panels_have_a_position_a_source_and_a_description() -> None:
 
 def test_the_table_of_metrics_is_that_of_the_code() -> None:
     """After a change: ``pulsebridge config metrics``, into the file between its marks."""
-    text = (CONF / "prometheus" / "README.md").read_text(encoding="utf-8")
+    text = (CONF.parent / "docs" / "operate" / "monitoring.md").read_text(encoding="utf-8")
     assert table(catalogue()) in text
 
 

@@ -1,4 +1,4 @@
-"""The README's examples, every block of them and in their order, on real servers."""
+"""The examples of the tutorial of all tiers, every block of them and in their order, on real servers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from pulsebridge.local.stack import LocalStack
 from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-SECTION = "## One example per tier"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "every-tier.md"
 
 
 def blocks(stack: LocalStack, folder: Path) -> dict[str, list[tuple[str, str]]]:
@@ -34,7 +33,7 @@ def blocks(stack: LocalStack, folder: Path) -> dict[str, list[tuple[str, str]]]:
 
     Spark resolves a relative path in the folder in which its JVM was started, which is not this test's.
     """
-    text = README.read_text(encoding="utf-8").split(SECTION)[1].split("\n## ")[0]
+    text = PAGE.read_text(encoding="utf-8")
     assert stack.mqtt_host == "127.0.0.1"
     for usual, ours in (
         ("pulsar://127.0.0.1:6650", stack.pulsar_url),
@@ -46,7 +45,7 @@ def blocks(stack: LocalStack, folder: Path) -> dict[str, list[tuple[str, str]]]:
         assert usual in text
         text = text.replace(usual, ours)
     found = {}
-    for example in text.split("\n### ")[1:]:
+    for example in text.split("\n## ")[1:]:
         found[example.split(":")[0]] = re.findall(r"^```(\w+)\n(.*?)^```$", example, re.MULTILINE | re.DOTALL)
     return found
 
