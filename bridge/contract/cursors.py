@@ -106,8 +106,6 @@ class PlainCursor(NamedTuple):
     """What is read of a cursor that is decoded later."""
 
     position: tuple[int, int, int]
-    confirmed_ms: int
-    """When the broker confirmed the last command that it alone confirmed, in ms since the epoch; 0 without one."""
     online: bool
     """As in ``Cursor``."""
 
@@ -120,16 +118,16 @@ def plain_cursor(payload: bytes) -> PlainCursor | None:
     if found is None:
         return None
     ledger, entry, index, _, back, _ = found.groups()
-    return PlainCursor((int(ledger), int(entry), int(index)), _confirmed_ms(found), back is not None)
+    return PlainCursor((int(ledger), int(entry), int(index)), back is not None)
 
 
 def plain_confirmation(payload: bytes) -> int | None:
-    """Return ``PlainCursor.confirmed_ms`` of a record, None for one that is not plain. A takeover needs no more of most."""
+    """Return when the broker confirmed the last command that it alone confirmed, in ms since the epoch; 0 without one.
+    None for a record that is not plain, as ``plain_cursor``.
+    """
     found = _PLAIN.fullmatch(payload)
-    return None if found is None else _confirmed_ms(found)
-
-
-def _confirmed_ms(found: re.Match[bytes]) -> int:
+    if found is None:
+        return None
     return int(found[6] or LAST_US // 1000) if found[4] else 0
 
 

@@ -104,10 +104,11 @@ class CursorStore(Mapping[str, Cursor]):
 
     def _write_added(self) -> None:
         """Write what was added. Many rows at once cost less."""
+        if not self._added:
+            return
         added, self._added = self._added, []
         try:
-            if added:
-                self._db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?, ?, ?)", added)
+            self._db.executemany("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?, ?, ?)", added)
         except sqlite3.Error as e:
             raise _failed(e) from e
 
