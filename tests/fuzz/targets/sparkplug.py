@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bridge.pulsar.wire.protobuf import number, text, varint
 from sparkplug.nodes import Births, NodeState
 from sparkplug.processor import EventProcessor, MetricProcessor, Processor, unpacked
-from sparkplug.rows import Message, event_rows, metric_rows
+from sparkplug.rows import EVENT_ROW, Message, event_rows, metric_rows
 from tests.fuzz.engine import Case, Check, Target
 
 __all__ = ["SPARKPLUG"]
@@ -70,7 +70,7 @@ def _made(at: int | None, seq: int | None, metrics: list[bytes], cut: int) -> by
 
 def _cases() -> st.SearchStrategy[Case]:
     kinds = st.sampled_from(["NBIRTH", "NDATA", "NDEATH", "NCMD", "DBIRTH/N", "DDATA/N", "DDEATH/N", "STATE"])
-    topic = st.tuples(kinds, st.sampled_from(["N", "D", "N/D", "\0", "ü/\ufffd", ""])).map(
+    topic = st.tuples(kinds, st.sampled_from(["N", "D", "N/D", "\0", "ü/\udcff", ""])).map(
         lambda one: f"spBv1.0/G/{one[0]}/{one[1]}"
     )
     return st.lists(st.tuples(topic, _payload), max_size=5)
@@ -78,6 +78,7 @@ def _cases() -> st.SearchStrategy[Case]:
 
 _METRICS: Final = MetricProcessor(_EVERY_US)
 _EVENTS: Final = EventProcessor(_EVERY_US)
+_TOPIC: Final = [name for name, _ in EVENT_ROW].index("mqtt_topic")
 
 
 def _check(case: Case) -> None:
@@ -97,13 +98,16 @@ def _check(case: Case) -> None:
 
 def _check_rows(processor: Processor, rows: list[tuple[Any, ...]]) -> None:
     """Check that the columns of the tables take the rows as they are."""
+    rows = [row for row in rows if "\udcff" not in row[_TOPIC]]  # Spark gives no such text
     packed = pa.RecordBatch.from_pydict({"packed": [pickle.dumps(rows)]})
     made = [row for batch in unpacked(processor)([packed]) for row in batch.to_pylist()]
-    names = [name for name, _ in processor.columns]
-    given = [dict(zip(names, row, strict=True)) for row in rows]
-    for row in given:
-        if row.get("alias") is not None:
-            row["alias"] = Decimal(row["alias"])
+    given = [
+        {
+            name: Decimal(value) if kind == "decimal(20,0)" and value is not None else value
+            for (name, kind), value in zip(processor.columns, row, strict=True)
+        }
+        for row in rows
+    ]
     assert repr(made) == repr(given), "the columns do not give the rows back"
     for row in made:
         for name in {"json", "properties", "metadata"} & row.keys():
