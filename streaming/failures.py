@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchFailed", "Batches", "Cause", "cause_of"]
 
-_FREE: Final = ("DELTA_SCHEMA_CHANGED", "Python worker failed to connect back")
-"""The query is not at fault: a table that it reads has new columns, or a Python worker started slowly."""
+_FREE: Final = "DELTA_SCHEMA_CHANGED"
+"""The query is not at fault: a table that it reads has new columns."""
+_LATE: Final = "Python worker failed to connect back"
+"""The machine is busy: Spark gives a Python worker ten seconds to start, and has no setting for it."""
 _NAMED: Final = re.compile(r"\[(?!FOREACH_BATCH|STREAM_FAILED)[A-Z0-9_.]+\] .*")
 """An error of Spark or Delta by its class, within the text of another error."""
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception)\b: .*")
@@ -87,4 +89,4 @@ def cause_of(failure: Any, last: Any = None) -> Cause:
             return Cause(what, terminal, remedy or None, transient, where=where)
     named = _NAMED.search(text) or next((m for line in reversed(lines) if (m := _RAISED.match(line))), None)
     text_of_error = named.group(0) if named is not None else lines[0] if lines else "no message"
-    return Cause(text_of_error, False, free=any(mark in text for mark in _FREE), where=where)
+    return Cause(text_of_error, False, transient=_LATE in text, free=_FREE in text, where=where)

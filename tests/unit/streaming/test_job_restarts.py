@@ -62,8 +62,9 @@ def test_a_part_has_the_flows_of_commands_or_those_into_tables(job: _Waiting) ->
 def test_a_worker_that_is_late_on_a_busy_machine_ends_no_driver_and_another_failure_that_stays_does(
     job: _Waiting,
 ) -> None:
+    late = cause_of("pyspark.errors.SparkException: Python worker failed to connect back.")
     for _ in range(50):
-        job._failed("t", Cause("Python worker failed to connect back.", terminal=False, free=True))
+        job._failed("t", late)
     for _ in range(job.settings.streaming.restart_budget):
         job._failed("t", Cause("the disk is full", terminal=False))
     with pytest.raises(TerminalError, match="t failed: the disk is full"):
