@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 sys.modules["__main__"].__dict__.setdefault("__file__", pytest.__file__)
 
 # How long an example takes says how busy the machine is, and nothing of the code.
-hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 
 _LAST: Final = 100

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.push_world import SECOND, PushWorld
@@ -53,7 +53,7 @@ def play(world: PushWorld, played: list[tuple[str, int]]) -> None:
     world.finish()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 999)), max_size=120),
     st.sampled_from([BROKER, DEVICE]),
