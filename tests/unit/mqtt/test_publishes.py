@@ -5,7 +5,8 @@ Where this decoder differs from paho 2.1, by the specification of MQTT 5:
 - U+FEFF in a property is legal (MQTT-1.5.4-3); paho ends the connection.
 - A malformed PUBLISH is a message with a reason; paho ends the connection, except for these, which it delivers: a topic
   that is not UTF-8 or contains U+0000 (MQTT-1.5.4-1, MQTT-1.5.4-2), an empty one (MQTT-4.7.3-1), packet identifier 0
-  (MQTT-2.2.1-3), a topic alias although none was allowed (MQTT-3.3.2-10), payload formats above 1 (3.3.2.3.2).
+  (MQTT-2.2.1-3), a topic alias although none was allowed (MQTT-3.3.2-10), payload formats above 1 (3.3.2.3.2), and a
+  last property that is longer than the Property Length leaves it (2.2.2.1): paho reads on into the payload.
 - An unrequested subscription identifier is skipped in any number; paho takes one.
 - At QoS 2 the message is delivered when PUBLISH comes, and not when PUBREL does: PUBREC waits for its receiver (4.3.3).
 """
@@ -42,7 +43,13 @@ def decoder(protocol: str) -> PublishDecoder:
     return PublishDecoder(mqtt5=protocol == "5")
 
 
-PAHO_TAKES = ("its topic ", "it has no packet identifier", "it has a topic alias", "it has payload format")
+PAHO_TAKES = (
+    "its topic ",
+    "it has no packet identifier",
+    "it has a topic alias",
+    "it has payload format",
+    "its properties end within one of them",
+)
 """Reasons for which paho may deliver a message all the same."""
 
 
@@ -65,6 +72,15 @@ def test_a_sound_frame_is_one_message_and_that_of_paho_where_it_takes_it(data: s
         assert "\ufeff".encode() in raw or raw.count(b"\x0b") > 1
     else:
         assert theirs == found
+
+
+def test_a_property_beyond_the_length_of_the_properties_is_malformed_though_paho_takes_it() -> None:
+    raw = packet(0x30, b"\x00\x03a/b" + b"\x03\x02\x00\x00" + b"\x00\x00payload")
+    found: list[Message] = []
+    assert decoder("5").decode(raw, 0, 10, found) == (len(raw), MORE)
+    assert [one.malformed for one in found] == ["its properties end within one of them"]
+    theirs, lost = by_paho(raw, "5")
+    assert ([one.payload for one in theirs], lost) == ([b"\x00\x00payload"], False)
 
 
 @settings(deadline=None, max_examples=500)
