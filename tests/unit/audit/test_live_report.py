@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.settings import Settings
@@ -117,6 +117,7 @@ VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=100)
 @given(st.dictionaries(TEXT | st.just("n"), VALUES, max_size=3), st.sampled_from([(",", ":"), (", ", " : ")]))
+@example({'"n': 0}, (",", ":"))  # the name after an escaped quote
 def test_the_number_is_that_of_the_parsed_payload(body: dict[str, Any], separators: tuple[str, str]) -> None:
     fields = NumberFields([TopicRule(name="r", filter="a/+device", sequence="{json:$.n}")])
     number = body.get("n")
