@@ -73,6 +73,10 @@ class Filter:
                 raise ValueError(
                     f"filter {text!r}: '+' and '#' must begin level {number} ({level!r}), a name may follow"
                 )
+            if "{" in level or "}" in level:
+                raise ValueError(
+                    f"filter {text!r}: level {number} ({level!r}) matches only this text; a capture is +name"
+                )
             if "\0" in level:
                 raise ValueError(f"filter {text!r}: level {number} has U+0000, which MQTT forbids")
             name = level[1:] if star is not None and len(level) > 1 else None
