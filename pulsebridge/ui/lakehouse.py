@@ -120,7 +120,7 @@ class Lakehouse:
 
     def __init__(self, settings: StreamingSettings, max_devices: int) -> None:
         self._tables = DeltaTables(resolve_root(settings.root))
-        columns = ("device", "metric", "event_time", "value", "text")
+        columns: tuple[str, ...] = ("device", "metric", "event_time", "value", "text")
         self._latest = _Newest("device_latest", columns, ("device",), "event_time", "arrival_time", max_devices, None)
         self._readings = _Newest("readings", columns, ("device",), "event_time", "arrival_time", max_devices, 1)
         columns = ("command_id", "rule", "state", "device", "table", "event_time", "value", "message", "to_device")

@@ -20,6 +20,9 @@ __all__ = ["BRIDGE_TESTS", "PYTHONS", "RESULTS", "Record", "records", "run_bridg
 
 RESULTS: Final = Path(__file__).parent / "results"
 PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13")
+_TOOLS: Final = ("paho-mqtt", "kubernetes-validate", "pyarrow")
+"""What these tests import beside the bridge."""
+_WRITTEN: Final = (":!docs/reference/compatibility.md", ":!tests/compatibility/results")
 Part = Literal["bridge", "spark"]
 
 BRIDGE_TESTS: Final = tuple(
@@ -62,10 +65,11 @@ def records() -> list[Record]:
 
 
 def _today() -> tuple[str, str]:
-    """Return the commit, marked if files differ from it, and the date."""
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    """Return the commit, marked if files differ from it that a run does not write, and the date."""
+    words = ["git", "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    return commit, datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", *_WRITTEN], cwd=ROOT, check=False).returncode
+    return commit + ("-dirty" if changed else ""), datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat()
 
 
 def run_bridge(python: str) -> Record | None:
@@ -76,7 +80,7 @@ def run_bridge(python: str) -> Record | None:
     interpreter = Cell("", "", python).interpreter()
     if interpreter is None:
         return None
-    environment = locked_environment(f"bridge-py{python}", interpreter, [f"{ROOT}[http]", *TOOLS], pins())
+    environment = locked_environment(f"bridge-py{python}", interpreter, [f"{ROOT}[http]", *TOOLS, *_TOOLS], pins())
     version = subprocess.run([environment, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
     commit, date = _today()
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PULSEBRIDGE_", "VIRTUAL_ENV"))}
