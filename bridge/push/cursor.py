@@ -105,13 +105,14 @@ class Cursor:
         self._unnamed += count
 
     def merge(self, other: Cursor) -> None:
-        """Add what ``other``, a record of the same device, has beyond this one; if it resends, the position stays, and what
-        the broker alone confirmed above it is sent again as well.
+        """Add what ``other``, a record of the same device, has beyond this one. If this one resends, the position stays, and
+        what the broker alone confirmed above it is sent again as well, also if the other was to send it again.
         """
         if self.resend_from is None:
             self.position = max(self.position, other.position)
         else:
-            above = {one.one for one in other.unproven if one.one.position > self.position}
+            perhaps = (*other.resend, *(one.one for one in other.unproven))
+            above = {one for one in perhaps if one.position > self.position}
             self.resend = sorted(above.union(self.resend))
         self.delivered_at_ms = max(self.delivered_at_ms, other.delivered_at_ms)
         self.maybe_seen_to = max(

@@ -270,8 +270,15 @@ def test_h25_what_a_late_cursor_passed_gets_its_receipt_although_the_successor_l
     assert read(log).clean, "the second one has written it"
 
 
-def test_h26_what_the_broker_alone_confirmed_to_a_former_owner_is_sent_again_with_what_its_successor_resends() -> None:
+@pytest.mark.parametrize("noticed", [False, True])
+def test_h26_what_the_broker_alone_confirmed_to_a_former_owner_is_sent_again_with_what_its_successor_resends(
+    noticed: bool,
+) -> None:
+    """The former owner notices as well that the device was away, or not."""
     former, successor = confirmed([1, 2], 1000), cursor_at(1)
+    if noticed:
+        former.resend_parked([one.one for one in former.unproven])
+        former.unproven = []
     successor.resend_parked([unproven_at(1, 0).one])
     found = read([*BEFORE, of_term("d", successor.encode(), "successor"), of_term("d", former.encode(), "former")])
     cursor = found.by_device["d"]
