@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.simulation.engine import STEPS, Run, failure_of, first_failure, shrink
@@ -11,18 +9,16 @@ from tests.simulation.ingest_world import IngestWorld
 from tests.simulation.planted import PLANTED, Planted
 from tests.simulation.scenarios import SCENARIOS
 
-WORLDS = {"ingest": 300, "push": 20, "broadcast": 10, "contested": 20}
-"""Worlds of fixed seeds, and as many again of random ones."""
+WORLDS = {"ingest": 600, "push": 40, "broadcast": 20, "contested": 40}
+"""Worlds of fixed seeds: a change is not refused for what it did not cause. ``make simulate`` draws its seeds."""
 FOUND_WITHIN = {"ingest": 4000, "push": 2000, "broadcast": 100, "contested": 400}
 """Worlds in which a planted bug must be found."""
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_simulated_world_breaks_the_promise(name: str) -> None:
-    chosen = time.time_ns() % 1_000_000_000
-    print(f"make simulate ONLY={name} SEED={chosen} STEPS={WORLDS[name] * STEPS}")
-    for seed in (1, chosen):
-        assert first_failure(SCENARIOS[name], seed, WORLDS[name]) is None
+    print(f"make simulate ONLY={name} SEED=1 STEPS={WORLDS[name] * STEPS}")
+    assert first_failure(SCENARIOS[name], 1, WORLDS[name]) is None
 
 
 @pytest.mark.thorough
