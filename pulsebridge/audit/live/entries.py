@@ -6,6 +6,7 @@ client what ingest does not write, or rarely: compressed, encrypted and chunked 
 
 from __future__ import annotations
 
+from struct import Struct, error
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -84,7 +85,8 @@ class Messages:
         """Index into ``kinds`` of each message."""
         self._bytes = 0
         self._codes: dict[bytes, int] = {}
-        self._times: list[int] = []  # event time: -1 - ms, or six bytes of a number in protobuf's form
+        self._tails: list[bytes] = []  # metadata of each message from its event time on
+        self._events: dict[int, int] = {}  # event times in ms of messages without a tail, by index
         self._entries: list[tuple[int, int, int, int, int]] = []  # ledger, entry, µs, first index, number of messages
         if len(self._known) > _KINDS:
             self._known.clear()
@@ -106,7 +108,8 @@ class Messages:
     def _add(self, head: bytes, payload: bytes, event_ms: int) -> None:
         self.payloads.append(payload)
         self.of.append(self._code(head))
-        self._times.append(-1 - event_ms if event_ms <= _LAST_MS else -1)
+        self._events[len(self._tails)] = event_ms if event_ms <= _LAST_MS else 0
+        self._tails.append(b"")
         self._bytes += len(payload)
 
     def _end(self, ledger: int, entry: int, published_ms: int, index: int, count: int) -> None:
@@ -131,8 +134,8 @@ class Messages:
         if _COUNT in numbers:
             try:
                 self._add_batch(body, count)
-            except (IndexError, ValueError):  # no messages for anyone; Pulsar's client would end the process
-                for column in (self.payloads, self.of, self._times):
+            except (IndexError, ValueError, error):  # no messages for anyone; Pulsar's client would end the process
+                for column in (self.payloads, self.of, self._tails):
                     del column[before:]
             self._bytes += len(body)
         else:
@@ -146,14 +149,14 @@ class Messages:
         """Append the messages of a batch. Each is the size of its metadata, these, and its payload.
 
         The metadata are the head, properties and key, which is looked up by its bytes, and the tail: the size of the
-        payload, event time and sequence id. A tail is mostly as long as the last one. Raises Unread, and IndexError or
-        ValueError if it is cut.
+        payload, event time and sequence id. A tail is mostly as long as the last one. Raises Unread, and IndexError,
+        ValueError or struct.error if it is cut.
         """
-        code_of, number_of, tail, at = self._codes.get, int.from_bytes, self._tail, 0
-        add, add_code, add_time = self.payloads.append, self.of.append, self._times.append
+        code_of, tail, at = self._codes.get, self._tail, 0
+        add, add_code, add_tail = self.payloads.append, self.of.append, self._tails.append
         for _ in range(count):
             start = at + 4
-            end = start + number_of(body[at:start], "big")
+            end = start + _size_at(body, at)[0]
             cut = end - tail
             code = code_of(body[start:cut])
             if code is None or cut < start or body[cut] != 24:
@@ -163,10 +166,7 @@ class Messages:
             size, rest = body[cut + 1], cut + 2
             if size > 127:
                 size, rest = read_varint(body, cut + 1)
-            word, after = -1, rest + 7
-            if after <= end and body[rest] == 40 and (after == end or body[after] == 64):
-                word = number_of(body[rest + 1 : after], "little")
-            add_time(word if word & _HIGH == _SIX else -1 - _event_ms(body[rest:end]))
+            add_tail(body[rest:end])
             at = end + size
             add(body[end:at])
             add_code(code)
@@ -193,15 +193,23 @@ class Messages:
         return np.repeat(ledger, count), np.repeat(entry, count), index, np.repeat(us, count)
 
     def arrivals(self) -> Any:
-        """Return the event time of each message in µs, -1 without one."""
-        words = np.array(self._times, np.int64)
-        ms = np.where(words < 0, -1 - words, sum((words >> n) & (127 << 7 * n) for n in range(6)))
+        """Return the event time of each message in µs, -1 without one. Raises Unread."""
+        sizes = np.fromiter(map(len, self._tails), np.int64, len(self))
+        tails = np.frombuffer(b"".join(self._tails) + bytes(8), np.uint8).astype(np.int64)
+        first = np.cumsum(sizes) - sizes
+        # Nearly each begins with the event time, in the six bytes that a time has until the year 2109, and ends there, or
+        # the sequence id follows.
+        field, *number, after = (tails[first + n] for n in range(8))
+        usual = (sizes >= 7) & (field == 40) & ((sizes == 7) | (after == 64)) & (number[5] < 128)
+        for byte in number[:5]:
+            usual &= byte > 127
+        ms = np.sum([(byte & 127) << 7 * n for n, byte in enumerate(number)], axis=0)
+        for n in np.flatnonzero(~usual).tolist():
+            ms[n] = self._events[n] if n in self._events else _event_ms(self._tails[n])
         return np.where(ms > 0, ms * 1000, -1)
 
 
-_HIGH: Final = 0x808080808080
-_SIX: Final = 0x008080808080
-"""The highest bits of six bytes that are one number."""
+_size_at: Final = Struct(">I").unpack_from
 
 
 def _event_ms(tail: bytes) -> int:

@@ -221,7 +221,9 @@ class LogReader:
         properties = np.array([kind.properties for kind in messages.kinds], object)
         for rule in {rule for rule, _ in names if rule in self.fields}:
             at = np.flatnonzero(np.array([one == rule for one, _ in names])[of])
-            payloads = [messages.payloads[n] for n in at.tolist()]
+            payloads = messages.payloads
+            if len(at) < len(payloads):
+                payloads = [payloads[n] for n in at.tolist()]
             found = self.fields.numbers(rule, payloads, properties[of[at]])
             numbers.take_all(names, of[at], found, us[at], crc[at])
 

@@ -16,7 +16,7 @@ from pulsebridge.audit.live.findings import Finding
 from pulsebridge.audit.live.joins import BRONZE, LOG, Lacking, Span, TableSide, compare_bucket
 from pulsebridge.audit.live.log import LogReader
 from pulsebridge.audit.live.sequence import Sequences
-from pulsebridge.audit.live.tables import Partitions, rows_of
+from pulsebridge.audit.live.tables import Partitions, Ranges, rows_of
 
 __all__ = ["Difference", "Log", "OnDisk", "Store"]
 
@@ -27,8 +27,7 @@ Difference = tuple[str, Finding | Lacking]
 class Log(NamedTuple):
     """What was read from Pulsar."""
 
-    ranges: dict[int, tuple[tuple[int, int], tuple[int, int]]]
-    """First and last ledger and entry of each partition's number."""
+    ranges: Ranges
     found: list[Finding]
     copies: int
 
@@ -75,14 +74,15 @@ class OnDisk:
 
     def read_log(self, reader: LogReader, client: PulsarClient, partitions: Sequence[str]) -> Log:
         """Read the partitions one after the other."""
-        log, self._rows.rows[LOG] = Log({}, [], 0), 0
+        ranges: dict[int, Any] = {}
+        log, self._rows.rows[LOG] = Log(ranges, [], 0), 0
         for number, partition in enumerate(partitions):
             numbers = Sequences(reader.explained)
             for rows in reader.rows(client, partition, number, numbers):
                 self._rows.write(LOG, rows)
                 ledgers, entries = rows.column("ledger"), rows.column("entry")
                 first, last = ((ledgers[n].as_py(), entries[n].as_py()) for n in (0, rows.num_rows - 1))
-                log.ranges[number] = log.ranges.get(number, (first, last))[0], last
+                ranges[number] = ranges.get(number, (first, last))[0], last
             log = log._replace(found=[*log.found, *numbers.end()], copies=log.copies + numbers.copies)
         return log
 

@@ -18,7 +18,7 @@ from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
 from pulsebridge.audit.live.joins import BRONZE, QUARANTINE, Lacking, Span, TableSide
 from pulsebridge.audit.live.log import LogReader, NumberFields
 from pulsebridge.audit.live.on_disk import Store
-from pulsebridge.audit.live.tables import Partitions
+from pulsebridge.audit.live.tables import Partitions, Ranges
 
 if TYPE_CHECKING:
     from bridge.settings import Settings
@@ -28,6 +28,7 @@ __all__ = ["audit", "table_sides"]
 _HOUR_US: Final = 3_600_000_000
 _MOST_LACKING: Final = 100_000
 """Messages of a keyed table whose repeats are looked up; more of them would need more memory."""
+_MOST_LEDGER: Final = (1 << 63) - 1
 _POSITION: Final = ("_position", "device", "arrival_time")
 _ROWS: Final = {
     BRONZE: (
@@ -89,8 +90,8 @@ def audit(
             report.add(finding)
         report.copy(Hop.DEVICE, log.copies)
         commands = command_log.read_commands(client, since_us, until_us, letters)
-        span = Span(since_us, until_us, dict(enumerate(names)), log.ranges)
-        sides = _read_tables(settings, store, Partitions(names), span, report)
+        span = Span(since_us, until_us, dict(enumerate(names)))
+        sides = _read_tables(settings, store, names, log.ranges, report)
         commands.alert_rows = _alert_rows(store, since_us)
         for finding in commands.findings(command_log.waits(client, admin), report.copy):
             report.add(finding)
@@ -112,13 +113,13 @@ def _partitions(settings: Settings, admin: PulsarAdmin) -> list[str]:
 
 
 def _read_tables(
-    settings: Settings, store: Store, partitions: Partitions, span: Span, report: Report
+    settings: Settings, store: Store, names: Sequence[str], ranges: Ranges, report: Report
 ) -> list[TableSide]:
-    sides = table_sides(settings)
+    sides, partitions = table_sides(settings), Partitions(names, ranges)
     wanted = {**_ROWS, **{side.name: _POSITION for side in sides}}
     lacking = set()
     # Pulsar's ledgers grow over all topics of a cluster, so older rows are not of the window.
-    oldest = min((first[0] for first, _ in span.ranges.values()), default=0)
+    oldest = min((first[0] for first, _ in ranges.values()), default=_MOST_LEDGER)
     for name, columns in wanted.items():
         where = f"{'ledger_id' if name == BRONZE else '_position.ledger'} >= {oldest}"
         if not store.read_table(name, columns, where, partitions, "table" if name == QUARANTINE else ""):

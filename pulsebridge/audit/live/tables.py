@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,38 +13,47 @@ import pyarrow.compute as pc
 from bridge.contract import base_topic, partition_name
 from pulsebridge.audit.live.buckets import SCHEMA
 
-__all__ = ["Partitions", "rows_of"]
+__all__ = ["Partitions", "Ranges", "rows_of"]
 
 _BRONZE: Final = ("__topic", "partition", "ledger_id", "entry_id", "batch_index")
 _TYPED: Final = ("topic", "partition", "ledger", "entry", "index", "element")
 
 
-class Partitions:
-    """The audited partitions by number. Rows of others are left out."""
+Ranges = Mapping[int, tuple[tuple[int, int], tuple[int, int]]]
+"""Ledger and entry of the first and of the last message read, by number of the partition."""
 
-    def __init__(self, names: list[str]) -> None:
-        self.names = dict(enumerate(names))
-        self._numbers = {name: n for n, name in self.names.items()}
+
+class Partitions:
+    """The audited partitions by number, and what was read of each. Other rows are left out: Pulsar may have their messages."""
+
+    def __init__(self, names: Sequence[str], ranges: Ranges) -> None:
+        self._numbers = {name: n for n, name in enumerate(names)}
+        none = (0, 0), (-1, -1)
+        self._ranges = np.array([ranges.get(n, none) for n in range(len(names))] + [none], np.int64).reshape(-1, 4).T
 
     def number(self, topic: str, partition: int) -> int:
         """Return the number of a partition, -1 if it is not audited."""
         base = base_topic(topic)
         return self._numbers.get(partition_name(base, partition), self._numbers.get(base, -1))
 
+    def audited(self, part: Any, ledger: Any, entry: Any) -> Any:
+        """Return whether Pulsar was read around each of these positions."""
+        first, first_entry, last, last_entry = (one[part] for one in self._ranges)
+        after = (ledger > first) | ((ledger == first) & (entry >= first_entry))
+        return after & ((ledger < last) | ((ledger == last) & (entry <= last_entry)))
+
 
 def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> pa.RecordBatch:
-    """Return rows in the form of ``SCHEMA``.
+    """Return rows in the form of ``SCHEMA``, those of audited positions.
 
     ``label`` names a column whose text goes into ``topic``.
     """
-    size = found.num_rows
-    columns = {name: found.column(n) for n, name in enumerate(found.schema.names)}
-    if "_position" in columns:
-        at = [pc.struct_field(columns["_position"], name) for name in _TYPED]
-    else:
-        at = [*(columns[name] for name in _BRONZE), pa.array(np.zeros(size, np.int64))]
-    part = _parts(at[0], _numbers(at[1], pa.int32()), partitions)
-    ledger, entry, index, element = (_numbers(one, pa.int64()) for one in at[2:])
+    part, *numbers = _positions(found, partitions)
+    audited = partitions.audited(part, *numbers[:2])
+    if not audited.all():
+        found, part, numbers = found.filter(pa.array(audited)), part[audited], [one[audited] for one in numbers]
+    ledger, entry, index, element = numbers
+    size, columns = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
     values = {
         "part": part,
         "ledger": ledger,
@@ -57,8 +66,17 @@ def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> p
         "crc": _checksums(columns.get("payload"), size),
         "topic": _text(columns.get(label), size),
     }
-    batch = pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
-    return batch if (part >= 0).all() else batch.filter(pa.array(part >= 0))
+    return pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+
+
+def _positions(found: pa.RecordBatch, partitions: Partitions) -> list[Any]:
+    """Return the number of the partition, -1 for another one, ledger, entry, index and element of each row."""
+    if "_position" in found.schema.names:
+        at = [pc.struct_field(found.column("_position"), name) for name in _TYPED]
+    else:
+        at = [*(found.column(name) for name in _BRONZE), pa.array(np.zeros(found.num_rows, np.int64))]
+    part = _parts(at[0], _numbers(at[1], pa.int32()), partitions)
+    return [part, *(_numbers(one, pa.int64()) for one in at[2:])]
 
 
 def _parts(topic: Any, numbers: Any, partitions: Partitions) -> Any:
@@ -100,6 +118,6 @@ def _checksums(column: Any, size: int) -> Any:
     column = column.cast(pa.large_binary())
     _, offsets, data = column.buffers()
     ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + size + 1].tolist()
-    whole, crc = memoryview(data or b""), zlib.crc32
-    found = pa.array([crc(whole[a:b]) for a, b in pairwise(ends)], pa.int64())
+    payloads = map((data.to_pybytes() if data else b"").__getitem__, map(slice, ends, ends[1:]))
+    found = pa.array(np.fromiter(map(zlib.crc32, payloads), np.int64, size))
     return pc.if_else(column.is_valid(), found, -1)

@@ -90,12 +90,12 @@ def test_both_stores_find_the_same(spark: SparkSession, tmp_path: Path) -> None:
             log = store.read_log(reader, client, PARTITIONS)
         assert [(f.kind, f.device, f.message) for f in log.found] == [(Kind.MISSING, "d1", "number 5")]
         assert log.ranges == {0: ((7, 0), (8, 3)), 1: ((7, 2000), (8, 2003))}
-        parts = Partitions(PARTITIONS)
+        parts = Partitions(PARTITIONS, log.ranges)
         assert store.read_table(BRONZE, COLUMNS, "ledger_id >= 0", parts)
         assert store.read_table("climate", ("_position", "device", "arrival_time"), "_position.ledger >= 0", parts)
         assert not store.read_table("none", ("_position",), "true", parts)
         assert store.batches("none", ("_position",), "true") is None
-        found = differences(store, Span(0, 1000, dict(enumerate(PARTITIONS)), log.ranges))
+        found = differences(store, Span(0, 1000, dict(enumerate(PARTITIONS))))
         contents = {one.content for _, one in found if isinstance(one, Lacking)}
         results.append((found, store.counts, store.with_rows("climate", contents)))
     on_disk, on_spark = results

@@ -5,16 +5,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
 from pulsebridge.audit.live.buckets import COUNT, Buckets
 from pulsebridge.audit.live.on_disk import OnDisk
-from pulsebridge.audit.live.tables import Partitions, rows_of
+from pulsebridge.audit.live.tables import Partitions, Ranges, rows_of
 
 TOPIC = "persistent://public/p/fleet"
 AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 US = int(AT.timestamp() * 1e6)
-PARTS = Partitions([f"{TOPIC}-partition-0", f"{TOPIC}-partition-1", "persistent://public/p/plain"])
+NAMES = [f"{TOPIC}-partition-0", f"{TOPIC}-partition-1", "persistent://public/p/plain"]
+PARTS = Partitions(NAMES, dict.fromkeys(range(3), ((0, 0), (99, 0))))
 
 
 def typed(*positions: tuple[str | None, int | None, int, int, int, int]) -> pa.RecordBatch:
@@ -58,6 +60,23 @@ def test_rows_of_other_topics_and_without_a_position_are_left_out() -> None:
         PARTS,
     )  # fmt: skip
     assert [(r["part"], r["index"], r["element"]) for r in found.to_pylist()] == [(0, 3, 4), (2, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "wanted"),
+    [
+        ({}, []),
+        ({0: ((2, 2), (2, 2))}, [(2, 2)]),
+        ({0: ((1, 3), (3, 1))}, [(1, 3), (2, 1), (2, 2), (2, 3), (3, 1)]),
+        ({0: ((2, 0), (2, 9)), 1: ((1, 0), (3, 9))}, [(2, 1), (2, 2), (2, 3)]),
+    ],
+)
+def test_rows_before_and_after_what_was_read_of_their_partition_are_left_out(
+    ranges: Ranges, wanted: list[tuple[int, int]]
+) -> None:
+    rows = typed(*[(TOPIC, 0, ledger, entry, 0, 0) for ledger in (1, 2, 3) for entry in (1, 2, 3)])
+    found = rows_of(rows, Partitions(NAMES, ranges))
+    assert [(r["ledger"], r["entry"]) for r in found.to_pylist()] == wanted
 
 
 def test_the_checksums_of_a_part_of_a_batch_are_those_of_its_rows() -> None:
