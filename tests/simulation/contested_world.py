@@ -306,7 +306,7 @@ class ContestedWorld(PushWorld):
             late = self.cursor_writes.late
             if late and choice % 5:
                 record = late.popleft()
-                device = record.token.device if isinstance(record.token, StoreCursor) else ""
+                device = split_key(record.key)[0]
                 parked = self.parked_positions(device, self.cursor(device) or Cursor(0))
                 self._stored(record)
                 done = (self.cursor(device) or Cursor(0)).position
