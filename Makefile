@@ -30,7 +30,7 @@ SHOW_PIP := /^Collecting /{n++; if (tty) printf "\r  %3d packages  %-50.50s", n,
   END{exit code}
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz simulate brokers matrix crashes soak notebook lock clean
+.PHONY: help setup demo test test-thorough test-all test-long lint bench scale chaos fuzz simulate brokers matrix compatibility crashes soak notebook docs sbom lock clean
 
 help: ## Show this help
 	@echo "make TARGET [VARIABLES]"
@@ -81,13 +81,16 @@ fuzz: $(STAMP) ## Fuzz each parser of foreign bytes; ONLY=mqtt chooses a target,
 	@$(BIN)/python -m tests.fuzz $(if $(ONLY),--only $(ONLY)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Brokers that are not found keep their last results; tests/brokers/servers.py says how to name a program.
-brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, and write BROKERS.md; ARGS="--only mosquitto"
+brokers: $(STAMP) ## Check each MQTT broker that is installed, with restarts, and write docs/operate/brokers.md; ARGS="--only mosquitto"
 	@$(BIN)/python -m tests.brokers $(ARGS)
 
 matrix: $(STAMP) ## Run the tests of source and sink on Spark 4.0, 4.1 and 4.2; writes build/matrix.json; ARGS="--spark 4.0"
 	@$(BIN)/python -m tests.matrix $(ARGS)
 
-crashes: $(STAMP) ## Kill each component at each step of each commit order, and write CRASHES.md; ONLY='push/*/mqtt', ARGS=--missing, ARGS="--third COMMIT"
+compatibility: $(STAMP) ## Run a part of the tests on each Python, and write docs/reference/compatibility.md; ARGS="--python 3.12", ARGS="--part spark --java /usr/lib/jvm/…"
+	@$(BIN)/python -m tests.compatibility $(ARGS)
+
+crashes: $(STAMP) ## Kill each component at each step of each commit order, and write docs/explain/crashes.md; ONLY='push/*/mqtt', ARGS=--missing, ARGS="--third COMMIT"
 	@$(BIN)/python -m tests.crashes $(if $(ONLY),--only '$(ONLY)') $(ARGS)
 
 soak: $(STAMP) ## Run everything under load with random faults: nothing may lack or grow; HOURS=2, the next piece keeps the data
@@ -96,6 +99,17 @@ soak: $(STAMP) ## Run everything under load with random faults: nothing may lack
 notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs beside the locked packages
 	@$(BIN)/python -c "import jupyterlab" 2>/dev/null || $(BIN)/python -m pip install --quiet jupyterlab
 	@$(BIN)/jupyter lab notebooks
+
+# The builder is no part of the locked packages.
+docs: $(STAMP) ## Write the generated pages and build the documentation strictly, into build/site
+	@$(BIN)/python -c "import zensical, nbconvert" 2>/dev/null || $(BIN)/python -m pip install --quiet ".[docs]"
+	@$(BIN)/python -m tests.docs
+	@$(BIN)/python -m tests.docs.notebooks
+	@$(BIN)/zensical build --strict --clean
+
+sbom: $(STAMP) ## Write the software bill of materials of the locked packages, build/sbom.json (CycloneDX)
+	@mkdir -p build
+	@$(BIN)/cyclonedx-py requirements requirements.lock --pyproject pyproject.toml --mc-type application --output-reproducible --of JSON --output-file build/sbom.json
 
 lock: ## For maintainers: write requirements.lock anew from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-annotate \

@@ -8,7 +8,7 @@ import org.apache.pulsar.client.api.PulsarClient;
 import org.apache.pulsar.client.api.PulsarClientException;
 
 /**
- * Sends three commands to each device with Pulsar's Java client alone. COMMANDS.md describes the messages, and how to
+ * Sends three commands to each device with Pulsar's Java client alone. docs/guides/any-client.md describes the messages, and how to
  * fetch the jars.
  *
  * <p>Run it: java -cp 'jars/*' examples/SendCommands.java pulsar://127.0.0.1:6650 public/pulsebridge-system press-3 press-4

@@ -1,4 +1,4 @@
-"""Sends three commands to each device with Pulsar's Python client alone. COMMANDS.md describes the messages.
+"""Sends three commands to each device with Pulsar's Python client alone. docs/guides/any-client.md describes the messages.
 
 Run it: python examples/send_commands.py pulsar://127.0.0.1:6650 public/pulsebridge-system press-3 press-4
 """

@@ -1,1 +1,61 @@
-"""The front door: the command line, the local servers, the demo, the audit, and the notebooks' classes."""
+"""Pulsebridge from Python: ``import pulsebridge as pb``.
+
+``pb.connect()`` finds the settings as the command ``pulsebridge`` does: the file that it is given, else
+``$PULSEBRIDGE_CONFIG``, else ``./pulsebridge.yaml``, and the environment. Importing this package imports nothing else; the
+functions import what they need.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from pulsebridge.connection import Connection
+    from pulsebridge.explore import Lab
+
+__all__ = ["connect", "lab", "register", "spark"]
+
+
+def connect(config: str | Path | None = None, settings: Mapping[str, object] | None = None) -> Connection:
+    """Return the installation that the settings name. It connects at its first use.
+
+    ``config`` is a settings file. ``settings`` has single values by their path: ``{"mqtt.host": "broker.example"}``.
+    Raises ConfigError with all problems of the settings.
+    """
+    from pathlib import Path
+
+    from bridge.settings.loading import load_with_origins
+    from pulsebridge.connection import Connection
+
+    file = None if config is None else Path(config)
+    return Connection(load_with_origins(file, (), flags=settings).settings)
+
+
+def spark(config: str | Path | None = None, settings: Mapping[str, object] | None = None) -> SparkSession:
+    """Return a Spark session with Delta that knows Pulsebridge's formats: the running one, else a new one.
+
+    Raises ConfigError as ``connect``, MissingExtraError without pyspark.
+    """
+    return connect(config, settings).spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make a Spark session know Pulsebridge's formats. Raises MissingExtraError without pyarrow."""
+    from streaming.session import register as register_formats
+
+    register_formats(spark)
+
+
+def lab(config: str | Path | None = None) -> Lab:
+    """Start a lab for a notebook: the servers that the settings do not name, ingest, Spark, and devices to try.
+
+    Close it, or use it in ``with``. Raises ConfigError, and MissingExtraError without the extra ``notebook``.
+    """
+    from pulsebridge.explore import Lab
+
+    return Lab(config).start()

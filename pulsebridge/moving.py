@@ -73,7 +73,7 @@ _PATIENCE_S: Final = 60.0
 _IDS: Final = 4096
 _MAX_INDEX: Final = 2**31 - 1
 _START_AGAIN: Final = (
-    "stop all writers and push with the new settings, delete its topics of commands, as MOVING.md lists them, and repeat the "
+    "stop all writers and push with the new settings, delete its topics of commands, which the page 'Move to another cluster' lists, and repeat the "
     "move; commands that were written there must be written again"
 )
 

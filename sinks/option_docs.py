@@ -1,6 +1,6 @@
-"""Prints sinks/OPTIONS.md: the options and the columns of all sinks.
+"""Prints docs/reference/sink-options.md: the options and the columns of all sinks.
 
-``python -m sinks.option_docs > sinks/OPTIONS.md``; a test compares the file with it.
+``python -m sinks.option_docs > docs/reference/sink-options.md``; a test compares the file with it.
 """
 
 from __future__ import annotations

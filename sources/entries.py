@@ -159,10 +159,20 @@ def _decompressed(opened: Opened) -> bytes:
             if len(body) != opened.uncompressed:
                 raise ValueError(f"it does not expand to {opened.uncompressed} bytes")
             return body
-        codec = _CODECS[opened.compression]
-        return bytes(pa.decompress(opened.body, opened.uncompressed, codec=codec, asbytes=True))
+        codec, size = _CODECS[opened.compression], opened.uncompressed
+        if size and codec != "zstd" and _fits(opened.body, size - 1, codec):
+            raise ValueError(f"it does not expand to {size} bytes")  # Arrow leaves the others undefined
+        return bytes(pa.decompress(opened.body, size, codec=codec, asbytes=True))
     except (KeyError, ValueError, MemoryError, zlib.error, OSError, pa.ArrowException) as e:
         raise ContractError(f"it cannot be decompressed (type {opened.compression}): {e}") from e
+
+
+def _fits(body: bytes, size: int, codec: str) -> bool:
+    try:
+        pa.decompress(body, size, codec=codec, asbytes=True)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 def _time(milliseconds: int) -> int:

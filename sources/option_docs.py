@@ -1,6 +1,6 @@
-"""Prints sources/OPTIONS.md: all options, and migration tables for users of other connectors.
+"""Prints docs/reference/source-options.md: all options, and migration tables for users of other connectors.
 
-``python -m sources.option_docs > sources/OPTIONS.md``; a test compares the file with this output.
+``python -m sources.option_docs > docs/reference/source-options.md``; a test compares the file with this output.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _JSON: Final = """
 
 ```json
 {"persistent://tenant/ns/topic": "earliest",
- "persistent://tenant/ns/topic-partition-3": [ledger, entry],
- "other-topic": {"0": [ledger, entry], "1": "latest", "2": -2}}
+ "persistent://tenant/ns/topic-partition-3": [812, 5],
+ "other-topic": {"0": [812, 0], "1": "latest", "2": -2}}
 ```
 
-A partition's own entry has precedence over its topic's. Unnamed partitions are read whole: from earliest, to latest. `[ledger, entry]` is the first entry to read or, as an end, the first not to read. An offset copied from a checkpoint's log is accepted unchanged. -2 is earliest and -1 latest, as in Spark's Kafka source.
+A position is `[ledger, entry]`. A partition's own entry has precedence over its topic's. Unnamed partitions are read whole: from earliest, to latest. `[ledger, entry]` is the first entry to read or, as an end, the first not to read. An offset copied from a checkpoint's log is accepted unchanged. -2 is earliest and -1 latest, as in Spark's Kafka source.
 `startingTime` and `endingTime` accept `{"topic": ms}` likewise, with -1 for earliest and -2 for latest, as in StreamNative's connector. By time, a range begins with the first entry published at that time or later, in topic order, and ends before it. So ranges that meet at a time share no entry and omit none (`test_ranges_by_time_begin_at_their_start_and_end_before_their_end`).
 A batch query's range is resolved once for each `load()`; use another `load()` to read later messages.
 

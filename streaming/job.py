@@ -28,7 +28,7 @@ if __name__ == "__main__":
 import structlog
 
 from bridge import logs
-from bridge.errors import ConfigError, PulsebridgeError, TerminalError, TransientError
+from bridge.errors import EXIT_FAILED, EXIT_USAGE, ConfigError, PulsebridgeError, TerminalError, TransientError
 from bridge.settings import Settings, StreamingSettings
 from bridge.settings.loading import load
 from streaming.failures import Batches, Cause, cause_of
@@ -74,17 +74,7 @@ class Job:
     _due: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.only if name not in self.pipeline.flows]
-        if unknown:
-            raise ConfigError(f"no flow is named {unknown[0]!r}", remedy=f"flows: {', '.join(self.pipeline.flows)}")
-        self.only = [
-            name
-            for name, flow in self.pipeline.flows.items()
-            if (not self.only or name in self.only)
-            and self.part in (None, "commands" if flow.kind == "commands" else "tables")
-        ]
-        if self.part and not self.only:
-            raise ConfigError(f"no flow writes {self.part}", remedy="leave --part out, or name such flows with --only")
+        self.only = chosen(self.pipeline, self.only, self.part)
         self.reader = Reader(self.spark, self.settings, self.pipeline)
         self._suites: Suites | None = None
         self._upkeep = Upkeep(self)
@@ -377,6 +367,21 @@ class Job:
         return f"{resolve_root(self.settings.streaming.root)}/checkpoints/{name}"
 
 
+def chosen(pipeline: Pipeline, only: Sequence[str] = (), part: Part | None = None) -> list[str]:
+    """Return the names of the flows to run. Raises ConfigError for an unknown name, or if ``part`` has none."""
+    unknown = [name for name in only if name not in pipeline.flows]
+    if unknown:
+        raise ConfigError(f"no flow is named {unknown[0]!r}", remedy=f"flows: {', '.join(pipeline.flows)}")
+    names = [
+        name
+        for name, flow in pipeline.flows.items()
+        if (not only or name in only) and part in (None, "commands" if flow.kind == "commands" else "tables")
+    ]
+    if part and not names:
+        raise ConfigError(f"no flow writes {part}", remedy="leave --part out, or name such flows with --only")
+    return names
+
+
 def main(
     argv: Sequence[str] | None = None, session: Callable[[Settings], SparkSession] = lambda _: submitted_session()
 ) -> int:
@@ -398,7 +403,7 @@ def main(
         return _run(settings, pipeline_of(settings), given, session)
     except PulsebridgeError as e:
         _log.error(str(e))
-        return 1
+        return EXIT_USAGE if isinstance(e, ConfigError) else EXIT_FAILED
 
 
 def _of_part(streaming: StreamingSettings, part: Part) -> StreamingSettings:
@@ -418,6 +423,7 @@ def _run(
     from sources.stream_metrics import StreamMetrics
     from streaming.pulsar_readiness import await_pulsar
 
+    chosen(pipeline, given.only, given.part)  # a wrong name is known before Spark starts
     stop = threading.Event()
 
     def ask(*_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from streaming import built_in
@@ -32,8 +33,19 @@ def pipeline_of(settings: Settings) -> dp.Pipeline:
             import_module(name)
         if "alerts" in chosen:
             built_in.declare(settings, ["alerts"])
+    _attach_suites(pipeline, settings)
     pipeline.check()
     return pipeline
+
+
+def _attach_suites(pipeline: dp.Pipeline, settings: Settings) -> None:
+    """Let a suite validate the table that has its name, unless the table names another one."""
+    from streaming.suites import Suites
+
+    for name in Suites(settings.streaming.suites).names():
+        declared = pipeline.tables.get(name)
+        if declared is not None and declared.suite is None:
+            pipeline.tables[name] = replace(declared, suite=name)
 
 
 def _declare(table: TableDeclaration, rules: Sequence[TopicRule]) -> None:

@@ -217,7 +217,7 @@ BROADCAST_STATE: Final = "broadcast"
 REMARKS: Final = "duplicate", BROADCAST_STATE
 """Receipt states about a second message of a command, and about the one publish of a broadcast; they do not end it."""
 RECEIPT_STATES: Final = (*DELIVERIES, *FAILURES, *REMARKS, "expanded")
-"""README.md has their meaning, CONTRIBUTING.md the steps to add one. A reader takes an unknown state as text."""
+"""docs/guides/push.md has their meaning, CONTRIBUTING.md the steps to add one. A reader takes an unknown state as text."""
 
 
 @dataclass(frozen=True, slots=True)

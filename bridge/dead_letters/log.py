@@ -12,7 +12,7 @@ from bridge.pulsar.client import Message, PulsarClient
 from bridge.pulsar.messages import stored_message
 from bridge.pulsar.topic_end import read_partition
 
-__all__ = ["DeadLetterLog"]
+__all__ = ["DeadLetterLog", "record_of"]
 
 
 class DeadLetterLog:
@@ -32,7 +32,7 @@ class DeadLetterLog:
         """Yield the records of one partition from its beginning to its end, which may advance meanwhile."""
         name = self.partitions[partition]
         for message in read_partition(self._client, name, queue=200):
-            yield _record(message, partition)
+            yield record_of(message, partition)
 
     def replayed(self, partition: int) -> set[CommandPosition]:
         """Return the positions of the replayed letters of one partition."""
@@ -43,7 +43,8 @@ class DeadLetterLog:
         return found
 
 
-def _record(message: Message, partition: int) -> DeadLetter | Note:
+def record_of(message: Message, partition: int) -> DeadLetter | Note:
+    """Return the record of a message of the dead letter topic."""
     stored = stored_message(message)
     note = note_of(stored.properties, stored.payload)
     if note is not None:

@@ -23,6 +23,7 @@ __all__ = [
     "certificate_filters",
     "certificate_names",
     "host_problem",
+    "names_server",
     "page_problem",
 ]
 
@@ -86,11 +87,16 @@ def allows(filters: Filters, topic: str) -> bool:
 
 def host_problem(headers: Headers, settings: HttpSettings) -> str | None:
     """Return why the header Host does not name this server, None if it does."""
-    hosts = [_host(value) for name, value in headers if name == b"host"]
-    known = {settings.host.lower(), *(one.lower() for one in settings.allowed_hosts)}
-    if len(hosts) == 1 and (is_loopback(hosts[0]) or hosts[0] in known):
+    if names_server(headers, settings.host, settings.allowed_hosts):
         return None
     return "the header Host must name this server: localhost, 127.0.0.1, [::1] or a name in http.allowed_hosts"
+
+
+def names_server(headers: Headers, host: str, allowed: Iterable[str]) -> bool:
+    """Return whether the one header Host is loopback, the address ``host`` of the listener, or an allowed name."""
+    hosts = [_host(value) for name, value in headers if name == b"host"]
+    known = {host.lower(), *(one.lower() for one in allowed)}
+    return len(hosts) == 1 and (is_loopback(hosts[0]) or hosts[0] in known)
 
 
 def _host(value: bytes) -> str:

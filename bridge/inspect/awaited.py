@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from bridge.contract import BROADCAST_STATE, RECEIPTS_TOPIC, REMARKS, Receipt
-from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
-from bridge.contract.groups import GroupCommand
+from bridge.contract.commands import BEFORE_ALL, CommandPosition
 from bridge.contract.partitioning import partition_of
 from bridge.errors import ContractError, TerminalError
 from bridge.pulsar.client import EARLIEST, PulsarClient, message_id, received
@@ -43,12 +42,12 @@ class Awaited:
     def __len__(self) -> int:
         return len(self._devices) + len(self._groups)
 
-    def add(self, command: Command | GroupCommand) -> None:
-        """Await a command. A command to a group ends with the last of its members."""
-        if isinstance(command, GroupCommand):
-            self._groups.setdefault((command.group, command.command_id), _Members())
+    def add(self, command_id: str, *, device: str = "", group: str = "") -> None:
+        """Await a command to a device, or to a group. The latter ends with the last of its members."""
+        if group:
+            self._groups.setdefault((group, command_id), _Members())
         else:
-            self._devices.add((command.device, command.command_id))
+            self._devices.add((device, command_id))
 
     def take(self, receipt: Receipt) -> bool:
         """Take a receipt. Returns whether it ends an awaited command, or concerns an awaited command to a group."""

@@ -13,20 +13,17 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
 
 import structlog
 
 from bridge.errors import ConfigError, MissingExtraError, PulsebridgeError, TerminalError
 from bridge.protocols.handler import Address, ProtocolHandler, Service
 from bridge.protocols.listening import Listening
+from bridge.settings.loading import HANDLERS_GROUP
 
 __all__ = ["HANDLERS_GROUP", "Phase", "Running", "load_handlers"]
 
 log = structlog.get_logger("protocols")
-
-
-HANDLERS_GROUP: Final = "pulsebridge.protocol_handlers"
 
 
 def load_handlers(names: Sequence[str], points: Iterable[EntryPoint] | None = None) -> list[ProtocolHandler]:

@@ -352,12 +352,12 @@ def grant_steps(pulsar: PulsarSettings, roles: Mapping[str, str]) -> list[Step]:
 
 
 RIGHTS: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
-    "ingest": (("readings", "produce"), ("system", "produce")),
+    "ingest": (("readings", "produce"), ("system", "produce"), ("system", "consume")),
     "source": (("readings", "consume"),),
     "sink": (("system", "produce"), ("system", "consume")),
     "push": (("system", "produce"), ("system", "consume")),
 }
-"""The rights that each tier needs if it does not provision; a test compares the README's table with it."""
+"""The rights that each tier needs if it does not provision; a test compares the table of the security page with it."""
 
 
 # --- verifying ------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def compile_rules(settings: IngestSettings, pulsar: PulsarSettings | None) -> tu
 
 
 def _compile(rule: TopicRule, usable: Sequence[str]) -> CompiledRule:
-    of = Filter.parse(rule.filter)
+    of = Filter.of_settings(rule.filter)
     topic = Template.parse(rule.topic, of)
     device = None if rule.device is None else Template.parse(rule.device, of)
     command = None if rule.command_topic is None else Template.parse(rule.command_topic, of, device=device)

@@ -87,6 +87,16 @@ class Filter:
         mqtt = "/".join({Star.LEVEL: "+", Star.REST: "#"}[x] if isinstance(x, Star) else x for x in levels)
         return cls(mqtt, tuple(levels), tuple(names))
 
+    @classmethod
+    def of_settings(cls, text: str) -> Filter:
+        """Compile a filter from the settings. Raises ValueError also for braces, which capture nothing."""
+        for number, level in enumerate(text.split("/"), 1):
+            if "{" in level or "}" in level:
+                raise ValueError(
+                    f"filter {text!r}: level {number} ({level!r}) matches only this text; a capture is +name"
+                )
+        return cls.parse(text)
+
     @property
     def patterns(self) -> tuple[Pattern, ...]:
         """The topics that it matches; ``a/#`` also matches ``a`` (MQTT-4.7.1-2)."""

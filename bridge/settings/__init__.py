@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bridge.settings.root import Settings
     from bridge.settings.rules import TopicRule
     from bridge.settings.streaming import StreamingSettings
+    from bridge.settings.ui import UiSettings
 
 __all__ = [
     "HttpSettings",
@@ -34,6 +35,7 @@ __all__ = [
     "Settings",
     "StreamingSettings",
     "TopicRule",
+    "UiSettings",
 ]
 
 _MODULES: Final = {"Settings": "root", "TopicRule": "rules"}

@@ -21,10 +21,11 @@ COMMON: Final[dict[str, Any]] = {"common": True}
 
 
 def checked_by(check: Callable[[str], object]) -> AfterValidator:
-    """Return a validator that leaves a text unchanged, and refuses it if ``check`` raises ValueError."""
+    """Return a validator that leaves a text unchanged, and refuses it if ``check`` raises ValueError. None is accepted."""
 
-    def unchanged(text: str) -> str:
-        check(text)
+    def unchanged(text: str | None) -> str | None:
+        if text is not None:
+            check(text)
         return text
 
     return AfterValidator(unchanged)

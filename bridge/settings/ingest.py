@@ -96,11 +96,7 @@ class IngestSettings(Section):
     @classmethod
     def _safe(cls, value: object) -> object:
         if str(value) == "2":
-            raise ValueError(
-                "must be 0 or 1: Pulsar gets each message at least once, so QoS 2 would cost two more packets without "
-                "another guarantee. Leave it at 1: messages at QoS 2 then arrive at least once, and with an id in the "
-                "payload tables drop repeats"
-            )
+            raise ValueError("should be 0 or 1 (at 1, messages that were published at QoS 2 arrive at least once)")
         return value
 
     @field_validator("presets")

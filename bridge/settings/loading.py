@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from bridge.settings.secret_file import SecretFile
 __all__ = [
     "CONFIG_VARIABLE",
     "DEFAULT_FILE",
+    "HANDLERS_GROUP",
     "OTHER_VARIABLES",
     "PREFIX",
     "Loaded",
@@ -48,6 +50,8 @@ __all__ = [
     "load_with_origins",
 ]
 
+HANDLERS_GROUP: Final = "pulsebridge.protocol_handlers"
+"""Entry points of protocol handlers, by the names in ``messaging_protocols``."""
 CONFIG_VARIABLE: Final = "PULSEBRIDGE_CONFIG"
 """Names the YAML file if ``--config`` is not given."""
 OTHER_VARIABLES: Final = frozenset(
@@ -63,6 +67,9 @@ OTHER_VARIABLES: Final = frozenset(
 
 # Kubernetes sets such variables in every pod of a namespace that has a Service called pulsebridge or pulsebridge-….
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
+
+_ADDRESS: Final = re.compile(r"\w+://|\Z")
+"""Kubernetes' value of a variable that ends with _PORT."""
 
 _BOUNDS: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 """Types of pydantic's errors for a value beyond a bound."""
@@ -170,13 +177,30 @@ def _file(config: Path | None, environ: Mapping[str, str]) -> Path | None:
     return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node. Raises ConstructorError, which names key and line."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"line {line} has the key {key.value!r} for the second time"
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _content(file: Path) -> Mapping[Any, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as e:
         raise ConfigError(f"the settings file {file} cannot be read: {e.strerror}") from e
     except (yaml.YAMLError, UnicodeDecodeError) as e:
-        raise ConfigError(f"the settings file {file} is not YAML: {e}") from e
+        raise ConfigError(f"the settings file {file} is not YAML: {' '.join(str(e).split())}") from e
     if not isinstance(content, dict | None):
         raise ConfigError(f"the settings file {file} is not a mapping of sections", remedy="see conf/default.yaml")
     return content or {}
@@ -199,7 +223,8 @@ def _variables(environ: Mapping[str, str]) -> Iterator[_Given]:
         if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
             continue
         path = tuple(name[len(PREFIX) :].lower().split("__"))
-        if len(path) > 1 or not _SERVICE_LINK.search(name):
+        link = _SERVICE_LINK.search(name)
+        if len(path) > 1 or link is None or (link[1] == "PORT" and not _ADDRESS.match(environ[name])):
             yield path, environ[name], f"environment {name}"
 
 
@@ -344,8 +369,21 @@ def _validate(layers: _Layers) -> Settings | None:
         settings = Settings.model_validate(tree)
     except ValidationError as e:
         layers.problems.extend(_readable(error, layers) for error in e.errors(include_url=False, include_input=True))
+    if settings is not None:
+        layers.problems.extend(_of_protocols(settings.messaging_protocols, layers))
     layers.problems.extend(_of_routes(tree, layers, sharded=settings is None or "mqtt" in settings.messaging_protocols))
     return settings
+
+
+def _of_protocols(names: Sequence[str], layers: _Layers) -> Iterator[str]:
+    """Yield the problems of protocols that no installed package brings."""
+    if names == Settings.model_fields["messaging_protocols"].default:
+        return
+    known = {point.name for point in entry_points(group=HANDLERS_GROUP)}
+    for name in names:
+        if known and name not in known:
+            origin = _origin(("messaging_protocols",), layers)
+            yield f"messaging_protocols: {name!r} is not a protocol of this installation; known are {', '.join(sorted(known))}{origin}"
 
 
 def _of_routes(tree: Mapping[str, Any], layers: _Layers, *, sharded: bool) -> Iterator[str]:
@@ -375,7 +413,8 @@ def _readable(error: ErrorDetails, layers: _Layers) -> str:
         why = f"{why.rpartition(' ')[0]} {with_unit(known.annotation, bound)}"
     shown = ""
     if known is not None and not is_secret(known.annotation) and isinstance(error["input"], str | int | float):
-        shown = f", not {error['input']!r}"
+        value = repr(error["input"])
+        shown = "" if isinstance(error["input"], str) and value in why else f", not {value}"
     return f"{path}: {why}{shown}{origin}"
 
 

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
-from bridge.settings.base import COMMON, Section
+from bridge.settings.base import COMMON, Section, checked_by
 from bridge.settings.units import Duration
 
-__all__ = ["MqttSettings"]
+__all__ = ["Host", "MqttSettings"]
+
+
+def _check_host(text: str) -> None:
+    if "://" in text or text.count(":") == 1:
+        raise ValueError("should be the host alone (port and tls are settings of their own)")
+    if not text or any(c.isspace() or c in "/@#?" for c in text):
+        raise ValueError("should be a host name or an address")
+
+
+Host = Annotated[str, checked_by(_check_host)]
+"""Host name or address of a server."""
 
 
 class MqttSettings(Section):
     """The address of the MQTT broker, and the bridge's own sessions at it."""
 
-    host: str = Field("127.0.0.1", json_schema_extra=COMMON)
+    host: Host = Field("127.0.0.1", json_schema_extra=COMMON)
     """Host name or address of the MQTT broker."""
     port: int = Field(1883, ge=1, le=65535, json_schema_extra=COMMON)
     """TCP port of the MQTT broker."""
     client_id: str = Field("pulsebridge", min_length=1, json_schema_extra=COMMON)
-    """Client id of the persistent session; fixed, and different for each process."""
+    """Client id of the persistent session: it never changes. All ingest processes of one `--shard auto` have the same; others
+    need different ones."""
     former_client_ids: tuple[str, ...] = ()
     """Former client ids of ingest at this broker: before it reads, ingest drains their sessions into Pulsar and deletes
     them."""
@@ -59,6 +71,9 @@ class MqttSettings(Section):
     def _pairs(self) -> MqttSettings:
         if (self.tls_certificate is None) != (self.tls_private_key is None):
             raise ValueError("tls_certificate and tls_private_key belong together: give both or neither")
+        given = next((n for n in ("tls_ca", "tls_certificate") if getattr(self, n) is not None), None)
+        if given is not None and not self.tls:
+            raise ValueError(f"{given} is given, but tls is false, so nothing would be encrypted: set tls to true")
         if self.password is not None and self.username is None:
             raise ValueError("password needs a username")
         if self.client_id in self.former_client_ids:

@@ -123,7 +123,7 @@ class PulsarSettings(Section):
     """Partitions of new topics of commands; those of existing topics are fixed (H28): see pulsar.command_generation."""
     command_generation: int = Field(0, ge=0, le=999_999_999)
     """Which commands topic is in force, with its cursors: commands, or commands-1, commands-2, …. To change the number of
-    partitions, raise it, set pulsar.command_partitions, and run `pulsebridge commands move`: see MOVING.md."""
+    partitions, raise it, set pulsar.command_partitions, and run `pulsebridge commands move`: see the page "Move to another cluster"."""
     provision: Literal["create", "verify", "off"] = "create"
     """At the start of ingest and push: create namespaces, topics and subscriptions; verify that they exist, and fail
     with the missing commands; or off, without a request to Pulsar's admin."""
@@ -142,7 +142,7 @@ class PulsarSettings(Section):
         hosts_of(url)
         schemes = ("pulsar", "pulsar+ssl") if info.field_name == "service_url" else ("http", "https")
         if url.partition("://")[0] not in schemes:
-            raise ValueError(f"it does not begin with {schemes[0]}:// or {schemes[1]}://")
+            raise ValueError(f"should begin with {schemes[0]}:// or {schemes[1]}://")
         return url
 
     @property

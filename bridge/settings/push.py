@@ -49,7 +49,7 @@ class AnswerSettings(Section):
 
     topic: str = Field("pulsebridge/answers", min_length=1, pattern=r"^[^+#\x00]*[^+#/\x00]$")
     """MQTT topic below which devices answer; each installation at a broker needs its own. With MQTT 5 push publishes to
-    its level nobody/+, to test whether the broker reports topics without a subscriber: allow it."""
+    its level ``nobody/+``, to test whether the broker reports topics without a subscriber: allow it."""
     timeout: Duration = Field(Duration("10s"), gt=0)
     """Maximum time of a device for its answer before its command fails."""
     stored_size: Size = Field(Size("4KiB"), ge=0, le=1024 * 1024)

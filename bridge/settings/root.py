@@ -19,6 +19,7 @@ from bridge.settings.mqtt import MqttSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.push import PushSettings
 from bridge.settings.streaming import StreamingSettings
+from bridge.settings.ui import UiSettings
 
 __all__ = ["Settings"]
 
@@ -39,6 +40,7 @@ class Settings(Section):
     streaming: StreamingSettings = Field(default_factory=StreamingSettings)
     local: LocalSettings = Field(default_factory=LocalSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    ui: UiSettings = Field(default_factory=UiSettings)
     log: LogSettings = Field(default_factory=LogSettings)
 
     @field_validator("messaging_protocols", mode="before")

@@ -13,7 +13,7 @@ __all__ = ["DeviceFilter", "TopicRule"]
 
 
 def _captures_device(text: str) -> None:
-    if "device" not in Filter.parse(text).names:
+    if "device" not in Filter.of_settings(text).names:
         raise ValueError(f"filter {text!r} captures no device: write +device for its level")
 
 

@@ -76,7 +76,7 @@ class Decoding(Section):
     captures. A field with the same name as one of those is ``fields.NAME``.
     """
 
-    filter: Annotated[str, checked_by(Filter.parse)] = Field(min_length=1)
+    filter: Annotated[str, checked_by(Filter.of_settings)] = Field(min_length=1)
     """MQTT topics of its messages, with named captures that become columns: ``tele/+device/SENSOR``."""
     fields: str | None = None
     """DDL of the payload's fields: ``temperature double, AM2301 struct<Temperature double>``; none: a row for each

@@ -45,7 +45,7 @@ def audit(
     most: Annotated[int, typer.Option("--most", min=1, help="How many findings to name; all are counted.")] = 1000,
     live: Annotated[bool, typer.Option("--live", help="Of a run: read Pulsar instead of the run's dump.")] = False,
 ) -> None:
-    """Compare Pulsar, tables, commands and receipts of a running deployment, or the records of a run of the demo.
+    """Compare what a running deployment has stored, hop by hop.
 
     Exit code 1 if a message is missing, repeated, altered or out of order.
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from bridge.display import printable
 from bridge.errors import EXIT_FAILED, ConfigError
-from bridge.settings import Settings
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.output.text import json_text
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
 
 __all__ = ["register"]
 
@@ -52,7 +54,7 @@ def check(
         typer.Option("--messages", min=1, max=100_000, help="With --broker: messages to queue for an offline session."),
     ] = 1500,
 ) -> None:
-    """Dial every endpoint, consume nothing, and print each failure with its remedy.
+    """Dial every endpoint; print each failure with its remedy.
 
     Exit code 1 if an endpoint does not answer, or another distribution shadows a package of Pulsebridge. With --broker:
     if something that ingest or push needs does not work. Its client ids begin with pb-check-, its topics with

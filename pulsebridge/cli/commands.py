@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from bridge.errors import ConfigError
+from pulsebridge.cli.completion import complete_device
 from pulsebridge.cli.move import move
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.cli.send import send
@@ -27,6 +28,7 @@ _Device = Annotated[
     typer.Option(
         help="Device of the commands; required if several devices have the id. Only its partition is read.",
         show_default=False,
+        autocompletion=complete_device,
     ),
 ]
 

@@ -1,11 +1,13 @@
-"""The commands ``pulsebridge config show|schema|default|metrics``."""
+"""The commands ``pulsebridge config show|schema|default|export|metrics``."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bridge.errors import ConfigError
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption
 from pulsebridge.output.text import json_text, text_of
 
@@ -76,6 +78,47 @@ def default(
     from pulsebridge.cli.default_file import default_yaml
 
     typer.echo(default_yaml(common=common), nl=False)
+
+
+@config.command("export")
+def export(
+    name: Annotated[
+        str | None, typer.Argument(help="A file or a folder of the list.", show_default="print the list")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where to write.")] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+) -> None:
+    """Write files that are installed with Pulsebridge: alert rules, access lists, dashboards, units, Spark's settings.
+
+    Examples:
+
+        pulsebridge config export
+
+        pulsebridge config export prometheus/alerts.yaml --to /etc/prometheus
+    """
+    from bridge.settings.loading import conf_path
+
+    root = conf_path("default.yaml").parent
+    files = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file() and path.suffix != ".py")
+    if name is None:
+        typer.echo(text_of([path.as_posix() for path in files]))
+        return
+    chosen = [path for path in files if path == Path(name) or Path(name) in path.parents]
+    if not chosen:
+        raise ConfigError(f"{name}: is not a file of the list", remedy="`pulsebridge config export` prints the list")
+    targets = {path: folder / (path.name if path == Path(name) else path.relative_to(name)) for path in chosen}
+    existing = [target for target in targets.values() if target.exists()]
+    if existing and not force:
+        raise ConfigError(
+            f"{existing[0]} exists already", remedy="give another folder by --to, or --force to replace it"
+        )
+    try:
+        for path, target in targets.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes((root / path).read_bytes())
+            typer.echo(text_of([f"wrote {target}"]))
+    except OSError as e:
+        raise ConfigError(f"--to {folder}: {e.strerror}", remedy="choose a folder with room in which you may write") from e
 
 
 @config.command("metrics")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bridge.errors import ConfigError
+from pulsebridge.cli.completion import complete_device
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.output.text import iso, json_text, text_of
 
@@ -26,7 +27,12 @@ TopicOption = Annotated[
     typer.Option(help="Original Pulsar topic, or an MQTT filter of the original MQTT topics.", show_default=False),
 ]
 ReasonOption = Annotated[str, typer.Option(help="Text that the reason contains.", show_default=False)]
-DeviceOption = Annotated[str, typer.Option(help="Device that sent or should receive the message.", show_default=False)]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        help="Device that sent or should receive the message.", show_default=False, autocompletion=complete_device
+    ),
+]
 SinceOption = Annotated[
     str, typer.Option(metavar="AGE|TIME", help="90s, 15m, 2h, 3d, or an ISO time.", show_default=False)
 ]

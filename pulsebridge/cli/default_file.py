@@ -14,7 +14,7 @@ from bridge.settings.base import Section
 from bridge.settings.fields import is_common, is_secret, model_within, parts_of, section_of, with_unit
 from bridge.settings.units import Duration, Size
 
-__all__ = ["default_yaml", "yaml_value"]
+__all__ = ["bounds_of", "default_yaml", "yaml_value"]
 
 _HEAD: Final = """\
 # Every setting of Pulsebridge with its default. `pulsebridge config default` writes it; a test compares it.
@@ -53,7 +53,7 @@ def _section(model: type[Section], indent: str, common: bool) -> Iterator[str]:
 
 def _setting(model: type[Section], name: str, indent: str) -> Iterator[str]:
     field = model.model_fields[name]
-    yield f"{indent}# {model.description_of(name)}{_bounds(field)}\n"
+    yield f"{indent}# {model.description_of(name)}{bounds_of(field)}\n"
     yield f"{indent}{name}: {yaml_value(field.get_default(call_default_factory=True))}\n"
     member = model_within(field.annotation)
     if member is None:
@@ -65,7 +65,8 @@ def _setting(model: type[Section], name: str, indent: str) -> Iterator[str]:
         mark = "  "
 
 
-def _bounds(field: FieldInfo) -> str:
+def bounds_of(field: FieldInfo) -> str:
+    """Return the limits of a setting, in brackets after a space; empty without any."""
     notes = []
     for part in parts_of(field.annotation):
         if get_origin(part) is Literal:

@@ -37,7 +37,7 @@ def simulate(
     stay: Annotated[bool, typer.Option("--stay", help="Receive commands until a signal.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay real sensor recordings as many MQTT devices, and journal the acknowledged messages.
+    """Replay real sensor recordings as many MQTT devices.
 
     The recordings are a wearable's glucose and a buoy's sea temperature (package bokeh-sampledata), split into one
     device per period. Each device has its own connection, and receives commands on devices/NAME/commands.
@@ -98,7 +98,7 @@ def demo(
     admin: Annotated[str | None, typer.Option(help="Its admin REST, http://host:port.")] = None,
     sets: SetOption = None,
 ) -> None:
-    """Run the pipeline on real servers, kill its processes, and verify that no record is lost.
+    """Run the whole way on real servers with kills; audit it.
 
     The route is device → MQTT → Pulsar → Spark → Delta → rule → Pulsar → MQTT → device. Meanwhile the demo kills
     ingest, push and the Spark driver with kill -9. At the end it audits every record; the exit code is 0 only if that

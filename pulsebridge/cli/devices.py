@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pulsebridge.cli.completion import complete_device
 from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
 from pulsebridge.output.text import json_text
 
 if TYPE_CHECKING:
     from bridge.inspect.devices.reading import PushTopics
-    from bridge.inspect.devices.view import DeviceView, PartitionView
     from bridge.settings import Settings
 
 __all__ = ["push_topics", "register"]
@@ -82,13 +82,7 @@ def _list(
     overview = Overview(Selection.of(settings, absent=absent, pending=pending), limit, now_us)
     budget = Budget(backlog)
     with push_topics(settings) as topics:
-        for partition in range(topics.partitions):
-            view = topics.records(partition)
-            oldest = _backlog_of(topics, view, budget)
-            for device in view.devices():
-                _set_oldest(device, oldest)
-                overview.add(device)
-        topics.oldest(overview.lines)
+        overview.read(topics, budget)
     read = {"partitions": topics.partitions} | backlog_json(budget)
     if as_json:
         typer.echo(json_text(overview_json(overview, now_us, read), indent=2))
@@ -96,24 +90,11 @@ def _list(
         typer.echo(overview_text(overview, now_us, read))
 
 
-def _backlog_of(topics: PushTopics, view: PartitionView, budget: Any) -> dict[str, int]:
-    """Add the unacknowledged commands to ``view``; return the emit time of the first one of each device."""
-    from bridge.inspect.devices.reading import emitted_us
-
-    oldest: dict[str, int] = {}
-    for position, command, published_ms in topics.unacknowledged(view.partition, budget):
-        if view.take_unacknowledged(position, command.device):
-            oldest.setdefault(command.device, emitted_us(command, published_ms))
-    return oldest
-
-
-def _set_oldest(device: DeviceView, oldest: dict[str, int]) -> None:
-    if device.pending > device.parked == 0:
-        device.oldest_us = oldest.get(device.device, 0)
-
-
 def _show(
-    device: Annotated[str, typer.Argument(metavar="DEVICE", help="Name of the device, as in the rules.")],
+    device: Annotated[
+        str,
+        typer.Argument(metavar="DEVICE", help="Name of the device, as in the rules.", autocompletion=complete_device),
+    ],
     config: ConfigOption = None,
     sets: SetOption = None,
     limit: Annotated[int, typer.Option(min=0, help="How many waiting commands to show; 0: all.")] = 100,
@@ -128,35 +109,18 @@ def _show(
 
     Example: pulsebridge devices show press-7
     """
-    from itertools import islice
-
-    from bridge.inspect.devices.reading import Budget, emitted_us, waiting_command
-    from pulsebridge.output.devices import backlog_json, device_of, device_text, pending_json
-    from pulsebridge.output.overview import Selection
+    from bridge.inspect.devices.reading import Budget
+    from pulsebridge.output.devices import device_text, read_device
 
     settings = settings_from(config, sets)
-    now_us = time.time_ns() // 1000
-    budget = Budget(backlog)
     with push_topics(settings) as topics:
-        partition = topics.partition_of(device)
-        view = topics.records(partition)
-        for position, command, _published_ms in topics.unacknowledged(partition, budget):
-            if command.device == device:
-                view.take_unacknowledged(position, device)
-        waiting = list(islice(view.waiting(device), limit or None))
-        commands: list[dict[str, Any]] = []
-        found = view.device(device)
-        for one, message in topics.read(partition, waiting):
-            command_ = waiting_command(message)
-            at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
-            found.oldest_us = found.oldest_us or at_us
-            commands.append(pending_json(one, command_, at_us, partition))
-        shown = device_of(
-            found,
-            presence=Selection.of(settings).presence(found, now_us),
-            owner=topics.owner(view),
-            commands=commands,
-            receipts=topics.last_receipts(device, receipts),
-            read=backlog_json(budget),
+        shown = read_device(
+            topics,
+            settings,
+            device,
+            now_us=time.time_ns() // 1000,
+            budget=Budget(backlog),
+            limit=limit or None,
+            receipts=receipts,
         )
     typer.echo(json_text(shown, indent=2) if as_json else device_text(shown))

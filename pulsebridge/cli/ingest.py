@@ -44,7 +44,7 @@ def _ingest(
     ] = None,
     owned: Annotated[bool, typer.Option("--owned", hidden=True)] = False,
 ) -> None:
-    """Write messages of the MQTT broker to Pulsar until a signal.
+    """Write the messages of MQTT brokers to Pulsar.
 
     Ingest acknowledges a message to the broker only after Pulsar has stored it. The first SIGTERM or Ctrl-C drains it,
     the second kills it. With --shard or --workers, several workers share the filters so that each device has one
@@ -98,10 +98,14 @@ def _explain(
     """
     from pulsebridge.topics.explaining import explanation_of, explanation_text
 
+    if not topic:
+        raise ConfigError("the topic is empty", remedy="give an MQTT topic, for example plant/7/press/temperature")
     properties = [(name, value) for name, _, value in (text.partition("=") for text in user or ())]
     body = None if payload is None else payload.encode("utf-8", "surrogateescape")
     explanation = explanation_of(settings_from(config, sets), topic, body, properties)
     typer.echo(json_text(explanation, indent=2) if as_json else explanation_text(explanation))
+    if explanation["outcome"] == "not received":
+        raise typer.Exit(1)
 
 
 def _discover(

@@ -78,7 +78,7 @@ def up(
     lifetime: ForOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start Pulsar and an MQTT broker on this machine in the background.
+    """Start Pulsar and an MQTT broker on this machine.
 
     They listen on 127.0.0.1 only, keep their data after `down`, and run until `pulsebridge down`, or for the time of
     --for. Without --fsync a killed process loses no data, but a power cut may. If one server dies, the supervisor stops
@@ -149,7 +149,7 @@ def status(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the local servers, the ingest processes of the configured Pulsar, and the push processes.
+    """Show the local servers, and all processes of the bridge.
 
     For each ingest process: its protocols, its listeners, and the Pulsar brokers that own its topics. An MQTT session
     that no process reads any more is an error, with its remedy. For each push process: its share of the partitions.

@@ -18,7 +18,7 @@ from pulsebridge.audit.live.metrics import AuditMetrics
 from sources.metrics import SourceMetrics
 from sources.stream_metrics import Figures, StreamMetrics
 
-__all__ = ["Family", "catalogue", "table"]
+__all__ = ["Family", "catalogue", "populate", "table"]
 
 
 class Family(NamedTuple):
@@ -37,9 +37,8 @@ class Family(NamedTuple):
         return (self.name,)
 
 
-def catalogue(*, mop: bool = True) -> list[Family]:
-    """Return all families by name; with ``mop``, those of the MoP proxy's design come last."""
-    registry = CollectorRegistry()
+def populate(registry: CollectorRegistry) -> None:
+    """Register a sample of each metric of ingest, push, the Spark jobs and the audit, without those of the health."""
     ingest = IngestMetrics(registry)
     LinkMetrics("name", ingest)
     SessionMetrics("name", ingest)
@@ -54,6 +53,12 @@ def catalogue(*, mop: bool = True) -> list[Family]:
     stream.validated("name", 1, 0)
     stream.progressed("name", Figures(1, 0.0, {"phase": 0.0}, 0, 0, 0.0, 0))
     AuditMetrics(registry).take(Report(0, 1, counts={("hop", "kind"): 1}, read={"record": 1}), 0.0)
+
+
+def catalogue(*, mop: bool = True) -> list[Family]:
+    """Return all families by name; with ``mop``, those of the MoP proxy's design come last."""
+    registry = CollectorRegistry()
+    populate(registry)
     registry.register(HealthCollector(Health()))
     found = sorted(_families(registry))
     if mop:

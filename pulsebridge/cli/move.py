@@ -17,7 +17,7 @@ def move(
     config: ConfigOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Move all commands to another Pulsar cluster, or to another number of partitions: MOVING.md says how.
+    """Move all commands to another Pulsar cluster, or to another number of partitions: the page "Move to another cluster" says how.
 
     The two settings differ by the cluster, or by pulsar.command_generation and pulsar.command_partitions, or both. The
     stored commands are copied in their order, with what push knows of each device: what it had, what waits for it, and

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge import logs
-from bridge.settings import Settings
-from bridge.settings.loading import load_with_origins
+from pulsebridge.cli.completion import complete_setting
+
+if TYPE_CHECKING:
+    from bridge.settings import Settings
 
 __all__ = ["ConfigOption", "JsonOption", "SetOption", "settings_from"]
 
@@ -31,6 +32,7 @@ SetOption = Annotated[
         metavar="PATH=VALUE",
         help="Set one value, for example --set mqtt.host=broker.example; may be repeated.",
         show_default=False,
+        autocompletion=complete_setting,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -44,6 +46,9 @@ def settings_from(
     ``flags`` are the command's own options by their path (``{"mqtt.host": host}``); None means not given.
     Raises ConfigError with all problems.
     """
+    from bridge import logs
+    from bridge.settings.loading import load_with_origins
+
     settings = load_with_origins(config, sets or (), flags=flags).settings
     logs.configure(settings.log)
     return settings

@@ -28,7 +28,7 @@ _GRANTS = """\
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("provision", short_help="Create the required resources in Pulsar, or print the commands.")(_provision)
+    app.command("provision", short_help="Create what is needed in Pulsar, or print the commands.")(_provision)
 
 
 def _role(tier: str) -> typer.models.OptionInfo:

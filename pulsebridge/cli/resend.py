@@ -30,9 +30,7 @@ _HOW: Final = (
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("resend", short_help="Resend dead letters to their topics, and failed commands to their devices.")(
-        _resend
-    )
+    app.command("resend", short_help="Resend dead letters, and failed commands.")(_resend)
 
 
 def _resend(
@@ -183,7 +181,14 @@ def _resend_commands(
     from pulsebridge.resending import resend
 
     target, narrowed = device or group, group or since
-    if bool(ids) == bool(states) or (not target if states else narrowed) or not set(states) <= set(FAILURES):
+    unknown = [state for state in states if state not in FAILURES]
+    if unknown:
+        raise ConfigError(f"--state {unknown[0]}: is not one of {', '.join(FAILURES)}")
+    if states and not target:
+        raise ConfigError(f"--state {states[0]}: also needs --device or --group")
+    if target and not states and not ids:
+        raise ConfigError(f"--{'device' if device else 'group'} {target}: also needs --state", remedy=_HOW)
+    if bool(ids) == bool(states) or (ids and narrowed):
         raise ConfigError("no command, or an ambiguous set of commands, is selected", remedy=_HOW)
     now_us = time.time_ns() // 1000
     expires_at_ms = _expiry(expires_in, now_us)

@@ -11,7 +11,7 @@ import typer
 from bridge.contract import FAILURES
 from bridge.contract.commands import MAX_COMMAND_BYTES
 from bridge.errors import EXIT_INTERRUPTED, ConfigError, PulsebridgeError
-from bridge.settings.units import Duration
+from pulsebridge.cli.completion import complete_device
 from pulsebridge.cli.options import ConfigOption, SetOption, settings_from
 from pulsebridge.output.text import json_text, text_of
 
@@ -25,7 +25,10 @@ __all__ = ["send"]
 def send(
     config: ConfigOption = None,
     sets: SetOption = None,
-    device: Annotated[str | None, typer.Option(help="Device that gets the command.", show_default=False)] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device that gets the command.", show_default=False, autocompletion=complete_device),
+    ] = None,
     group: Annotated[str | None, typer.Option(help="Group whose members get it.", show_default=False)] = None,
     topic: Annotated[
         str | None,
@@ -112,7 +115,11 @@ def send(
                 count += 1
                 typer.echo(_stored(one, as_json=as_json))
                 if since is not None:
-                    awaited.add(one.command)
+                    awaited.add(
+                        one.command.command_id,
+                        device=getattr(one.command, "device", ""),
+                        group=getattr(one.command, "group", ""),
+                    )
             for receipt in () if since is None else since.read(awaited, timeout_s):
                 typer.echo(_receipt(receipt, as_json=as_json))
                 failed |= receipt.state in FAILURES
@@ -142,6 +149,8 @@ def _payload(text: str) -> bytes | str:
 
 
 def _seconds(timeout: str) -> float:
+    from bridge.settings.units import Duration
+
     try:
         return Duration(timeout)
     except ValueError as e:

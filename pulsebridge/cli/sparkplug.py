@@ -13,7 +13,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the commands of Sparkplug to ``app``."""
-    commands = typer.Typer(no_args_is_help=True, help="Sparkplug B (SPARKPLUG.md).")
+    commands = typer.Typer(no_args_is_help=True, help="Sparkplug B.")
     app.add_typer(commands, name="sparkplug")
     commands.callback()(lambda: None)
     commands.command("host", short_help="Publish that the host application is online.")(_host)

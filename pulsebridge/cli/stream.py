@@ -74,7 +74,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         master: Annotated[str | None, typer.Option("--master", help="The cluster of the printed submission.")] = None,
     ) -> None:
-        """Pack the job and its dependencies for a Spark cluster, and print the submission.
+        """Pack the job for a Spark cluster; print the submission.
 
         For standalone, yarn and k8s it packs one file (PEX); each machine needs only a Python of the same minor
         version. For databricks it writes the wheel and a job in JSON. Spark itself is not packed. Suites of Great
@@ -85,7 +85,7 @@ def register(app: typer.Typer) -> None:
         _package(target, out, extras, master)
 
 
-_HELP = """Run the pipeline: the built-in flows, those of streaming.tables and presets, and those of streaming.modules.
+_HELP = """Run the Spark pipeline: tables, views and alerts.
 
 A separate driver gives commands the lowest latency: run `--part commands`, and `--part tables` as another process, on
 one machine with `--set streaming.spark.nice=5`; each with a different metrics.port.

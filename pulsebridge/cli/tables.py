@@ -55,8 +55,11 @@ def _rebuild(
 
     Example: pulsebridge tables rebuild readings --since 2026-01-01 --device band-17
     """
+    first, end = moment(since), moment(until)
+    if first and end and datetime.fromisoformat(first) >= datetime.fromisoformat(end):
+        raise ConfigError(f"--until {until} is not after --since {since}", remedy="swap them, or leave one out")
     with job_of(settings_from(config, sets)) as job:
-        carry_out(job, "rebuild", table, since=moment(since), until=moment(until), device=device)
+        carry_out(job, "rebuild", table, since=first, until=end, device=device)
 
 
 def _forget(
@@ -124,7 +127,7 @@ def job_of(settings: Settings) -> Iterator[Job]:
 def moment(text: str) -> str:
     """Return a time with its zone, UTC by default; empty stays empty. Raises ConfigError if it is not ISO 8601."""
     try:
-        found = datetime.fromisoformat(text) if text else None
+        found = datetime.fromisoformat(text.replace("Z", "+00:00")) if text else None  # Python 3.10 knows no Z
     except ValueError as e:
         raise ConfigError(f"{text!r} is not a time", remedy="give one in ISO 8601, like 2026-01-01T12:00") from e
     return "" if found is None else (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).isoformat()

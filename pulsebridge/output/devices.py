@@ -11,9 +11,10 @@ from bridge.contract import GROUP_COMMANDS_TOPIC, PARKED_TOPIC, Receipt
 from bridge.contract.commands import Command
 from bridge.dead_letters.history import Copy
 from bridge.display import printable
-from bridge.inspect.devices.reading import Budget, Owner, ReceiptsRead
+from bridge.inspect.devices.reading import Budget, Owner, PushTopics, ReceiptsRead, emitted_us, waiting_command
 from bridge.inspect.devices.view import DeviceView, Waiting
-from pulsebridge.output.overview import Overview
+from bridge.settings import Settings
+from pulsebridge.output.overview import Overview, Selection
 from pulsebridge.output.text import CELL_CHARACTERS, iso, markup, text_of
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "overview_json",
     "overview_text",
     "pending_json",
+    "read_device",
     "reading_shown",
     "receipt_json",
     "table",
@@ -218,6 +220,40 @@ def device_of(
         "receipts": [receipt_json(one) for one in receipts.receipts],
         "read": read | {"receipts": receipts.entries, "all_receipts": receipts.whole},
     }
+
+
+def read_device(
+    topics: PushTopics,
+    settings: Settings,
+    device: str,
+    *,
+    now_us: int,
+    budget: Budget,
+    limit: int | None = None,
+    receipts: int = 10,
+) -> dict[str, Any]:
+    """Return the output of ``devices show`` for programs: the first ``limit`` waiting commands, the last receipts."""
+    partition = topics.partition_of(device)
+    view = topics.records(partition)
+    for position, command, _published_ms in topics.unacknowledged(partition, budget):
+        if command.device == device:
+            view.take_unacknowledged(position, device)
+    waiting = view.waiting(device)[:limit]
+    commands: list[dict[str, Any]] = []
+    found = view.device(device)
+    for one, message in topics.read(partition, waiting):
+        command_ = waiting_command(message)
+        at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
+        found.oldest_us = found.oldest_us or at_us
+        commands.append(pending_json(one, command_, at_us, partition))
+    return device_of(
+        found,
+        presence=Selection.of(settings).presence(found, now_us),
+        owner=topics.owner(view),
+        commands=commands,
+        receipts=topics.last_receipts(device, receipts),
+        read=backlog_json(budget),
+    )
 
 
 def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import heapq
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.inspect.devices.view import DeviceView
+from bridge.inspect.devices.reading import Budget, PushTopics, emitted_us
+from bridge.inspect.devices.view import DeviceView, PartitionView
 from bridge.settings import Settings
 
 __all__ = ["Overview", "Selection"]
@@ -61,6 +62,21 @@ class Overview:
         self.pending = 0
         self.selected = 0
 
+    def read(self, topics: PushTopics, budget: Budget, *, oldest_of_all: bool = True) -> None:
+        """Add the devices of all partitions, with their waiting commands as far as the budget allows.
+
+        Without ``oldest_of_all``, the age of the oldest command is known only if none is parked.
+        """
+        for partition in range(topics.partitions):
+            view = topics.records(partition)
+            oldest = _backlog_of(topics, view, budget)
+            for device in view.devices():
+                if device.pending > device.parked == 0:
+                    device.oldest_us = oldest.get(device.device, 0)
+                self.add(device)
+        if oldest_of_all:
+            topics.oldest(self.lines)
+
     def add(self, device: DeviceView) -> None:
         """Add a device."""
         self.devices += 1
@@ -90,3 +106,12 @@ class Overview:
             "parked": self.parked,
             "selected": self.selected,
         }
+
+
+def _backlog_of(topics: PushTopics, view: PartitionView, budget: Budget) -> dict[str, int]:
+    """Add the unacknowledged commands to ``view``; return the emit time of the first one of each device."""
+    oldest: dict[str, int] = {}
+    for position, command, published_ms in topics.unacknowledged(view.partition, budget):
+        if view.take_unacknowledged(position, command.device):
+            oldest.setdefault(command.device, emitted_us(command, published_ms))
+    return oldest

@@ -22,11 +22,11 @@ from bridge.mqtt.types import Message
 from bridge.routing.templates import Filter
 from bridge.settings.mqtt import MqttSettings
 from bridge.settings.presets import preset_names
-from pulsebridge.topics.proposing import PresetSigns, propose
+from pulsebridge.topics.proposing import PresetSigns, Proposal, propose
 from pulsebridge.topics.showing import discovery_of
 from pulsebridge.topics.tree import TopicTree
 
-__all__ = ["discover", "listen"]
+__all__ = ["discover", "listen", "proposal"]
 
 
 def listen(
@@ -65,6 +65,17 @@ def listen(
 
 def discover(settings: MqttSettings, filters: Sequence[str], seconds: float) -> dict[str, Any]:
     """Listen; return the counts and the proposal. A signal stops it early. Raises the errors of ``listen``."""
+    tree, signs, listened = _counted(settings, filters, seconds)
+    return discovery_of(tree, signs.seen, propose(tree, signs.seen), listened)
+
+
+def proposal(settings: MqttSettings, filters: Sequence[str], seconds: float) -> Proposal:
+    """Listen as ``discover``; return the proposal."""
+    tree, signs, _ = _counted(settings, filters, seconds)
+    return propose(tree, signs.seen)
+
+
+def _counted(settings: MqttSettings, filters: Sequence[str], seconds: float) -> tuple[TopicTree, PresetSigns, float]:
     for text in filters:
         _check(text)
     tree, signs = TopicTree(), PresetSigns(preset_names())
@@ -79,7 +90,7 @@ def discover(settings: MqttSettings, filters: Sequence[str], seconds: float) -> 
 
     with _ended_by_signals(enough), _progress(tree, seconds):
         listened = listen(settings, tree, signs, filters=filters, seconds=seconds, enough=enough, begun=begun)
-    return discovery_of(tree, signs.seen, propose(tree, signs.seen), listened)
+    return tree, signs, listened
 
 
 def _check(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The page BROKERS.md, generated from the results of ``pulsebridge check --broker`` in ``results``."""
+"""The page docs/operate/brokers.md, generated from the results of ``pulsebridge check --broker`` in ``results``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["PAGE", "RESULTS", "page", "page_of"]
 
 RESULTS = Path(__file__).parent / "results"
-PAGE = Path(__file__).parents[2] / "BROKERS.md"
+PAGE = Path(__file__).parents[2] / "docs/operate/brokers.md"
 
 _HEAD = """# MQTT brokers
 

@@ -1,4 +1,4 @@
-"""``make crashes``: kill each component at each step of each commit order, and write the page CRASHES.md.
+"""``make crashes``: kill each component at each step of each commit order, and write the page docs/explain/crashes.md.
 
 The servers are started once. A result is stored when its cell ends, so an interrupted run continues with ``--missing``.
 """

@@ -1,4 +1,4 @@
-"""The results of the crash matrix in ``results.json``, and the page CRASHES.md that shows them."""
+"""The results of the crash matrix in ``results.json``, and the page docs/explain/crashes.md that shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["PAGE", "RESULTS", "commit_of_product", "load", "machine", "page", "r
 
 _ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("results.json")
-PAGE: Final = _ROOT / "CRASHES.md"
+PAGE: Final = _ROOT / "docs/explain/crashes.md"
 _PRODUCT: Final = ("bridge", "sources", "sinks", "streaming", "sparkplug", "pulsebridge")
 _SHOWN: Final = 2000
 
@@ -32,7 +32,7 @@ and every message is counted.
 
 **ok**: no message is lost, the order of each device is kept, and a rule explains each repeat. A number counts repeats; the
 note below the table has the rule. **–**: not run. Python workers, executors and the planner are restarted by Spark, all
-other components by the test. [ARCHITECTURE.md](ARCHITECTURE.md#commit-orders) describes the commit orders.
+other components by the test. `ARCHITECTURE.md` describes the commit orders.
 """
 _NAMES: Final = {
     "ingest": "ingest",

@@ -1,4 +1,4 @@
-"""MOVING.md, every command of it and in its order, under load, with two real Pulsars."""
+"""docs/operate/move.md, every command of it and in its order, under load, with two real Pulsars."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 from bridge.mqtt.device import DeviceClient
 from bridge.mqtt.types import Message
 from pulsebridge.local.stack import LocalStack
-from tests.e2e.test_readme import run, running
+from tests.e2e.test_tutorial import run, running
 from tests.support.stack import mqtt_settings, new_stack
 from tests.support.waiting import poll_for
 
-PAGE = Path(__file__).resolve().parents[2] / "MOVING.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/operate/move.md"
 DEVICES = ("d0", "d1", "d2", "away")
 SETTINGS = """
 mqtt: {{host: 127.0.0.1, port: {mqtt}, client_id: {root}}}

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import requires
 from pathlib import Path
@@ -13,12 +14,12 @@ from pathlib import Path
 from bridge.user_folders import default_cache_dir
 from pulsebridge.downloads.distributions import locked
 
-__all__ = ["CELLS", "Cell", "environment"]
+__all__ = ["CELLS", "ROOT", "TOOLS", "Cell", "environment", "locked_environment", "pins"]
 
 ROOT = Path(__file__).resolve().parents[2]
 _OWN = ("pyspark", "delta-spark")
 """What the cell chooses; all else comes in the lock's versions."""
-_TOOLS = (
+TOOLS = (
     "pytest",
     "pytest-randomly",
     "pytest-timeout",
@@ -68,17 +69,23 @@ def environment(cell: Cell, interpreter: Path) -> Path:
     """Return the Python of the cell's environment, made the first time: the project's dependencies for Spark, the
     cell's pyspark and delta-spark, and what the tests need. The project itself is not in it.
     """
-    wanted = [f"pyspark=={cell.spark}", f"delta-spark=={cell.delta}", *_dependencies(), *_TOOLS]
-    pins = _pins(cell)
-    mark = hashlib.sha256("\n".join([*wanted, *pins, str(interpreter.resolve())]).encode()).hexdigest()[:12]
-    folder = default_cache_dir() / "matrix" / f"spark-{cell.spark}-py{cell.python}-{mark}"
+    wanted = [f"pyspark=={cell.spark}", f"delta-spark=={cell.delta}", *_dependencies(), *TOOLS]
+    chosen = {*_OWN, *(pin.partition("==")[0] for pin in cell.others)}
+    constraints = [*(pin for pin in pins() if pin.partition("==")[0] not in chosen), *cell.others]
+    return locked_environment(f"spark-{cell.spark}-py{cell.python}", interpreter, wanted, constraints)
+
+
+def locked_environment(name: str, interpreter: Path, wanted: Sequence[str], constraints: Sequence[str]) -> Path:
+    """Return the Python of an environment with these packages, made the first time below the user's cache folder."""
+    mark = hashlib.sha256("\n".join([*wanted, *constraints, str(interpreter.resolve())]).encode()).hexdigest()[:12]
+    folder = default_cache_dir() / "matrix" / f"{name}-{mark}"
     python = folder / "bin/python"
     with locked(default_cache_dir() / "locks" / folder.name):
         if (folder / "complete").is_file():
             return python
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([interpreter, "-m", "venv", "--without-pip", folder], check=True)
-        (folder / "constraints.txt").write_text("\n".join(pins), encoding="utf-8")
+        (folder / "constraints.txt").write_text("\n".join(constraints), encoding="utf-8")
         install = ("install", "--quiet", "--no-compile", "--constraint", folder / "constraints.txt")
         subprocess.run([sys.executable, "-m", "pip", "--python", python, *install, *wanted], check=True)
         (folder / "complete").touch()
@@ -95,8 +102,7 @@ def _dependencies() -> list[str]:
     return [name for name in found if not name.startswith(("pulsebridge", *_OWN))]
 
 
-def _pins(cell: Cell) -> list[str]:
+def pins() -> list[str]:
+    """Return the lock's versions as constraints for pip."""
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    pins = [line.removesuffix(" \\") for line in lines if "==" in line and not line.startswith(" ")]
-    chosen = {*_OWN, *(pin.partition("==")[0] for pin in cell.others)}
-    return [*(pin for pin in pins if pin.partition("==")[0] not in chosen), *cell.others]
+    return [line.removesuffix(" \\") for line in lines if "==" in line and not line.startswith(" ")]

@@ -1,4 +1,4 @@
-"""The results of the soak in ``results.json``, and their section of CRASHES.md."""
+"""The results of the soak in ``results.json``, and their section of docs/explain/crashes.md."""
 
 from __future__ import annotations
 

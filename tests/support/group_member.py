@@ -1,4 +1,4 @@
-"""A member of a group: which broadcasts and copies it executes, by the rule that README.md gives to devices."""
+"""A member of a group: which broadcasts and copies it executes, by the rule that docs/devices/broadcasts.md gives to devices."""
 
 from __future__ import annotations
 

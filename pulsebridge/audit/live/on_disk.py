@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bridge.errors import TransientError
 from bridge.pulsar.client import PulsarClient
 from pulsebridge.audit.live.buckets import COUNT, SCHEMA, Buckets
 from pulsebridge.audit.live.findings import Finding
@@ -17,6 +16,7 @@ from pulsebridge.audit.live.joins import BRONZE, LOG, Lacking, Span, TableSide, 
 from pulsebridge.audit.live.log import LogReader
 from pulsebridge.audit.live.sequence import Sequences
 from pulsebridge.audit.live.tables import Partitions, Ranges, rows_of
+from pulsebridge.delta_tables import DeltaTables
 
 __all__ = ["Difference", "Log", "OnDisk", "Store"]
 
@@ -70,7 +70,7 @@ class OnDisk:
     """Tables that are folders below a root, read by deltalake; the rows are in a folder."""
 
     def __init__(self, root: str, folder: Path) -> None:
-        self._root, self._rows = root.rstrip("/"), Buckets(folder)
+        self._tables, self._rows = DeltaTables(root), Buckets(folder)
 
     def read_log(self, reader: LogReader, client: PulsarClient, partitions: Sequence[str]) -> Log:
         """Read the partitions one after the other."""
@@ -88,20 +88,7 @@ class OnDisk:
 
     def batches(self, name: str, columns: Sequence[str], where: str) -> Iterator[pa.RecordBatch] | None:
         """See ``Store``."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
-
-        folder = f"{self._root}/{name}"
-        try:
-            if not DeltaTable.is_deltatable(folder if "://" in folder else str(Path(folder).absolute())):
-                return None
-            table = DeltaTable(folder)
-            known = {field.name for field in table.schema().fields}
-            scan = table.scan(columns=[c for c in columns if c in known], predicate=where)
-        except DeltaError as e:
-            raise TransientError(f"the table {folder} cannot be read: {e}") from e
-        # Batches of arro3, which deltalake brings, become pyarrow's.
-        return map(pa.record_batch, pa.RecordBatchReader.from_stream(scan))
+        return self._tables.batches(name, columns, where)
 
     def read_table(
         self, name: str, columns: Sequence[str], where: str, partitions: Partitions, label: str = ""

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pulsar
 import pytest
 import typer
 from click.testing import Result
@@ -18,52 +17,20 @@ from typer.testing import CliRunner
 
 from bridge import contract
 from bridge.contract.partitioning import partition_of
-from bridge.dead_letters import HEAD_BYTES, dead_letter
+from bridge.dead_letters import HEAD_BYTES
 from bridge.dead_letters.blocks import Block, load_blocks, store_block
-from bridge.mqtt.envelope import Envelope
 from bridge.pulsar.admin import PulsarAdmin
-from bridge.routing.mapper import Route
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.cli import dead_letters as listing
 from pulsebridge.cli import resend
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import Stored, dead_letters, stored
 from tests.support.kill_points import REPLAY_KILL_POINTS
+from tests.support.letters import write_dead
 from tests.support.raw_pulsar import store_raw
-from tests.support.reading_back import quiet
 from tests.support.waiting import patient
 
 pytestmark = pytest.mark.stack
-
-MEGABYTE = 1024 * 1024
-
-
-def write_dead(settings: PulsarSettings, letters: list[tuple[str, bytes]], **changes: Any) -> None:
-    """Write dead letters as ingest does, unbatched and chunked; each is a device and a payload."""
-    dead_topic = settings.system_topic(contract.DEAD_LETTERS_TOPIC)
-    with PulsarAdmin(settings, timeout_s=30) as admin:
-        count = admin.create_partitioned(dead_topic, settings.command_partitions)
-    client = pulsar.Client(settings.service_url, logger=quiet())
-    producers: dict[int, pulsar.Producer] = {}
-    for device, payload in letters:
-        route = Route("fleet", "fleet", device, device, None)
-        fields = {
-            "topic": settings.readings_topic("fleet"),
-            "device": device,
-            "reason": "the topic is terminated",
-            "at_us": 1_700_000_000_000_000,
-            "properties": Envelope(link="l", protocol="5", mark=True).of_topic(f"fleet/{device}/glucose", route),
-            "key": f"key of {device}",
-            "whole_bytes": 32 * MEGABYTE,
-        }
-        kept, properties = dead_letter(payload, **(fields | changes))
-        partition = partition_of(device, count)
-        if partition not in producers:
-            producers[partition] = client.create_producer(
-                contract.partition_name(dead_topic, partition), batching_enabled=False, chunking_enabled=True
-            )
-        producers[partition].send(kept, properties=properties, partition_key=device, event_timestamp=77)
-    client.close()
 
 
 def arguments_of(settings: PulsarSettings, *arguments: str) -> list[str]:

@@ -332,7 +332,7 @@ def test_http_alone_needs_no_mqtt_client_and_drains_at_a_signal(pulsar: PulsarSe
 
 
 def test_the_example_of_the_readme_is_stored(pulsar: PulsarSettings) -> None:
-    readme = Path(__file__).resolve().parents[3] / "README.md"
+    readme = Path(__file__).resolve().parents[3] / "docs/devices/http.md"
     (example,) = re.findall(r"^```python\n(import urllib.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)
     with serving(pulsar) as (client, _):
         exec(example.replace("http://127.0.0.1:8090", str(client.base_url).rstrip("/")), {})

@@ -287,7 +287,7 @@ def test_the_curl_example_of_the_readme_fetches_and_confirms(
 ) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    text = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs/devices/http.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```sh\n(BASE=.*?)^```$", text, re.M | re.S)
     settings = fetch_settings(stack, namespaces)
     provision(settings)

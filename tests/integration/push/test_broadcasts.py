@@ -126,7 +126,7 @@ def test_the_readme_s_member_executes_each_broadcast_once_also_one_that_it_misse
     )
     prefix = settings.push.client_id
     provision(settings)
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).resolve().parents[3] / "docs/devices/broadcasts.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "press-4.group" in b)
     for usual, ours in (
         ("port=1883", f"port={stack.mqtt_port}"),

@@ -207,7 +207,7 @@ def test_topics_with_commands_of_their_own_are_refused_until_they_are_deleted(
     refused = move(old, new, tmp_path)
     assert refused.returncode == 1
     assert "push ran with the new settings" in refused.stdout
-    # As MOVING.md says.
+    # As docs/operate/move.md says.
     names = ("commands", "command-cursors", "parked-commands", "group-commands", "group-members", "group-roster")
     with PulsarAdmin(new.pulsar, timeout_s=30) as admin:
         for name in names:

@@ -1,4 +1,4 @@
-"""Commands from programs that use nothing of this project: the examples of COMMANDS.md, each run as it stands."""
+"""Commands from programs that use nothing of this project: the examples of docs/guides/any-client.md, each run as it stands."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_the_readme_s_device_keeps_its_position_in_a_file_and_goes_on_after_it(
 ) -> None:
     settings = resume_settings(stack, namespaces, position_in="topic")
     provision(settings)
-    readme = (Path(__file__).resolve().parents[3] / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).resolve().parents[3] / "docs/devices/offsets.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "press-3.offset" in b)
     for usual, ours in (
         ("port=1883", f"port={stack.mqtt_port}"),

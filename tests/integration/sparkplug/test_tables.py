@@ -111,8 +111,8 @@ def test_a_driver_that_is_killed_between_its_state_and_the_table_gives_the_rows_
 
 
 def documented(plant: Plant) -> DataFrame:
-    """Return the result of the query in SPARKPLUG.md."""
-    text = (Path(__file__).parents[3] / "SPARKPLUG.md").read_text(encoding="utf-8")
+    """Return the result of the query in docs/guides/sparkplug.md."""
+    text = (Path(__file__).parents[3] / "docs/guides/sparkplug.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for table in ("sparkplug_metrics", "sparkplug_presence"):
         query = query.replace(f"{table} ", f"delta.`{plant.settings.streaming.root}/{table}` ")

@@ -30,7 +30,8 @@ from tests.support.merging import merged
 from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
-    from bridge.settings import PulsarSettings
+    from bridge.errors import EXIT_USAGE
+from bridge.settings import PulsarSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
@@ -284,7 +285,7 @@ def test_a_configuration_error_ends_the_job_with_one_line(driver: Driver, wrong:
     if "rule" in wrong:
         (driver.folder / "rules.yaml").write_text(yaml.safe_dump({"alerts": [wrong["rule"]]}), "utf-8")
         wrong = {}
-    assert driver.ended("--available-now", **wrong) == 1
+    assert driver.ended("--available-now", **wrong) == EXIT_USAGE
     text = driver.log.read_text()
     assert "Traceback" not in text, text
     lines = [line for line in text.splitlines() if says in line]

@@ -116,7 +116,7 @@ def test_the_cause_is_found_below_other_errors(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_used_is_named_with_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mqtt\.tls_ca: /nowhere/ca\.pem"):
-        client_context(MqttSettings(tls_ca=Path("/nowhere/ca.pem")), "mqtt")
+        client_context(MqttSettings(tls=True, tls_ca=Path("/nowhere/ca.pem")), "mqtt")
     settings = files(tmp_path, CA, CA.issue_cert("me"))
     CA.issue_cert("other").private_key_pem.write_to_path(str(tmp_path / "key.pem"))
     with pytest.raises(ConfigError, match=r"pulsar\.tls_certificate .* belong together"):

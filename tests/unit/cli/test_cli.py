@@ -11,6 +11,7 @@ import typer
 
 from bridge.errors import ConfigError, FencedError, PulsebridgeError
 from pulsebridge.cli import app as cli
+from pulsebridge.cli.completion import complete_setting
 from tests.support.waiting import patient
 
 GROUP = cli.COMMANDS_GROUP
@@ -109,6 +110,9 @@ def test_help_imports_nothing_heavy() -> None:
         "altair",
         "numpy",
         "httpx",
+        "pydantic",
+        "structlog",
+        "yaml",
     )
     code = (
         "import sys; from pulsebridge.cli.app import main\n"
@@ -139,3 +143,9 @@ def test_version_is_the_installed_one() -> None:
     done = run("--version")
     assert done.returncode == 0
     assert done.stdout.startswith("pulsebridge ")
+
+
+def test_the_shell_completes_paths_of_settings() -> None:
+    assert complete_setting("pulsar.admin_u") == ["pulsar.admin_url="]
+    assert len(complete_setting("")) > 100
+    assert complete_setting("nothing") == []

@@ -1,4 +1,4 @@
-"""Dashboard, alert rules and the table of metrics: well formed, and about metrics that the code really shows."""
+"""Dashboard and alert rules: well formed, and about metrics that the code really shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsebridge.cli.metrics_catalogue import Family, catalogue, table
+from pulsebridge.cli.metrics_catalogue import Family, catalogue
 from tests.support.promql import Selector, parse
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -166,12 +166,6 @@ def test_panels_have_a_position_a_source_and_a_description() -> None:
         for target in panel["targets"]:
             for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
                 assert any(label in labels_of(s) for s in parse(target["expr"]).selectors), panel["title"]
-
-
-def test_the_table_of_metrics_is_that_of_the_code() -> None:
-    """After a change: ``pulsebridge config metrics``, into the file between its marks."""
-    text = (CONF / "prometheus" / "README.md").read_text(encoding="utf-8")
-    assert table(catalogue()) in text
 
 
 # --- the rules of promtool's linter, and of this project ---

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -238,6 +239,15 @@ def test_h44_an_entry_that_does_not_expand_to_the_size_that_it_names_is_no_paylo
     body = zlib.compress(bytes(50_000_000))[:kept]
     with pytest.raises(ContractError, match=f"does not expand to {named} bytes"):
         Opener().add(open_entry(entry(number(8, 2) + number(9, named), body), "p"))
+
+
+@pytest.mark.parametrize(("compression", "codec"), [(1, "lz4_raw"), (3, "zstd"), (4, "snappy")])
+@pytest.mark.parametrize("named", [299, 301, 10_000])
+def test_h44_no_byte_of_memory_fills_an_entry_that_names_a_wrong_size(compression: int, codec: str, named: int) -> None:
+    body = pa.compress(bytes(100) + bytes(range(200)), codec=codec, asbytes=True)
+    with pytest.raises(ContractError, match="cannot be decompressed"):
+        Opener().add(open_entry(entry(number(8, compression) + number(9, named), body), "p"))
+    Opener().add(open_entry(entry(number(8, compression) + number(9, 300), body), "p"))
 
 
 def test_h44_a_number_without_end_costs_nothing() -> None:

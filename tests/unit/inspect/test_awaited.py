@@ -28,8 +28,8 @@ def of_member(device: str, state: str) -> Receipt:
 @pytest.mark.parametrize("state", ["delivered", "answered", "duplicate", "a later one", *FAILURES])
 def test_a_command_ends_with_its_first_receipt(state: str) -> None:
     awaited = Awaited()
-    awaited.add(command("d", "c"))
-    awaited.add(command("e", "c"))
+    awaited.add("c", device="d")
+    awaited.add("c", device="e")
     assert not awaited.take(Receipt("c", "other", "t", state))
     assert not awaited.take(Receipt("other", "d", "t", state))
     assert awaited.take(Receipt("c", "d", "t", state))
@@ -42,7 +42,7 @@ def test_a_command_ends_with_its_first_receipt(state: str) -> None:
 @pytest.mark.parametrize("expanded_at", [0, 1, 3])
 def test_a_group_command_ends_with_the_last_of_its_members(expanded_at: int) -> None:
     awaited = Awaited()
-    awaited.add(GROUP)
+    awaited.add(GROUP.command_id, group=GROUP.group)
     receipts = [of_member("a", "delivered"), of_member("b", "expired"), of_member("c", "delivered")]
     receipts.insert(expanded_at, of_group("expanded", 3))
     for receipt in receipts:
@@ -56,22 +56,22 @@ def test_a_group_command_ends_with_the_last_of_its_members(expanded_at: int) -> 
 @pytest.mark.parametrize("receipt", [of_group("expanded", 0), of_group("rejected"), of_group("duplicate")])
 def test_a_group_command_without_members_ends_with_its_own_receipt(receipt: Receipt) -> None:
     awaited = Awaited()
-    awaited.add(GROUP)
+    awaited.add(GROUP.command_id, group=GROUP.group)
     assert awaited.take(receipt)
     assert not awaited
 
 
 def test_only_the_partitions_of_the_devices_are_read_and_all_for_a_group() -> None:
     awaited = Awaited()
-    awaited.add(command("d", "c"))
+    awaited.add("c", device="d")
     assert awaited.partitions(8) == [partition_of("d", 8)]
-    awaited.add(GROUP)
+    awaited.add(GROUP.command_id, group=GROUP.group)
     assert awaited.partitions(8) == list(range(8))
 
 
 def test_the_publish_of_a_broadcast_is_reported_and_ends_nothing() -> None:
     awaited = Awaited()
-    awaited.add(GROUP)
+    awaited.add(GROUP.command_id, group=GROUP.group)
     assert awaited.take(of_group("broadcast"))
     assert awaited.take(of_group("expanded", 1))
     assert awaited.take(of_group("broadcast")), "of another broker"

@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from bridge import __version__ as version
 from bridge.routing.sharding import AUTO, own_sessions, sessions
 from bridge.settings import Settings
 from bridge.settings.loading import load
@@ -61,23 +62,28 @@ def test_every_manifest_is_valid_kubernetes() -> None:
     for document in documents().values():
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
     assert sorted(kinds) == [
-        "ConfigMap", "CronJob", "Deployment", "Deployment", "PodDisruptionBudget", "PodDisruptionBudget", "Secret",
+        "ConfigMap", "CronJob", "Deployment", "Deployment", "NetworkPolicy", "PersistentVolumeClaim",
+        "PodDisruptionBudget", "PodDisruptionBudget", "Secret", "Service", "StatefulSet",
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("which", [*WORKLOADS, ("CronJob", "pulsebridge-audit")])
+PODS = [*WORKLOADS, ("StatefulSet", "pulsebridge-stream"), ("CronJob", "pulsebridge-audit")]
+
+
+@pytest.mark.parametrize("which", PODS)
 def test_pods_run_without_rights_and_with_limits(which: tuple[str, str]) -> None:
     spec = pod(documents()[which])
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["automountServiceAccountToken"] is False
     (container,) = spec["containers"]
-    assert re.fullmatch(r"[a-z]+:[0-9.]+", container["image"])  # no registry
+    name, _, tag = container["image"].partition(":")
+    assert (name, tag) == ("pulsebridge-spark" if which[0] == "StatefulSet" else "pulsebridge", version)  # no registry
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert {"requests", "limits"} <= set(container["resources"])
     writable = [m["name"] for m in container["volumeMounts"] if not m.get("readOnly")]
-    assert writable == ["tmp"]
+    assert writable == (["tmp", "lakehouse"] if which[0] == "StatefulSet" else ["tmp"])
 
 
 @pytest.mark.parametrize("which", WORKLOADS)

@@ -17,13 +17,13 @@ def test_several_hosts_each_with_its_port_or_the_usual_one() -> None:
 @pytest.mark.parametrize(
     ("field", "url", "what"),
     [
-        ("service_url", "http://a:6650", "does not begin with pulsar://"),
+        ("service_url", "http://a:6650", "should begin with pulsar://"),
         ("service_url", "a:6650", "does not begin with pulsar://"),
         ("service_url", "pulsar://a:6650,,b:6650", "is not of the form pulsar://host:port,host:port"),
         ("service_url", "pulsar://a:6650,pulsar://b:6650", "is not of the form pulsar://host:port,host:port"),
         ("service_url", "pulsar://a:six", "has an invalid port"),
         ("service_url", "pulsar://me:secret@a:six", "'pulsar://a:six' has an invalid port"),
-        ("admin_url", "pulsar://a:8080", "does not begin with http://"),
+        ("admin_url", "pulsar://a:8080", "should begin with http://"),
         ("admin_url", "http://", "is not of the form http://host:port,host:port"),
         ("admin_url", "http://a:70000", "has an invalid port"),
     ],

@@ -7,11 +7,11 @@ from pathlib import Path
 from sinks.option_docs import render
 from sinks.option_names import OPTIONS
 
-PAGE = Path(__file__).parents[3] / "sinks" / "OPTIONS.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "sink-options.md"
 
 
 def test_the_page_is_the_one_that_the_code_prints() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "python -m sinks.option_docs > sinks/OPTIONS.md"
+    assert PAGE.read_text(encoding="utf-8") == render(), "python -m sinks.option_docs > docs/reference/sink-options.md"
 
 
 def test_the_page_has_every_option_of_every_format() -> None:

@@ -9,11 +9,13 @@ from sources.option_docs import KAFKA, STREAMNATIVE, render
 from sources.option_names import ALIASES, INSTEAD, NO_EFFECT, ONLY, OPTIONS, REFUSED
 from sources.options import parse
 
-PAGE = Path(__file__).parents[3] / "sources" / "OPTIONS.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "source-options.md"
 
 
 def test_the_page_is_the_one_that_the_code_prints() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), "python -m sources.option_docs > sources/OPTIONS.md"
+    assert PAGE.read_text(encoding="utf-8") == render(), (
+        "python -m sources.option_docs > docs/reference/source-options.md"
+    )
 
 
 def test_the_page_has_every_name() -> None:

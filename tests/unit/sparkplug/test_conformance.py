@@ -1,4 +1,4 @@
-"""SPARKPLUG.md lists the statements of the specification with the tests that are marked with them, and no others."""
+"""docs/guides/sparkplug.md lists the statements of the specification with the tests that are marked with them, and no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-DOCUMENT = (ROOT / "SPARKPLUG.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs/guides/sparkplug.md").read_text(encoding="utf-8")
 
 
 def marked() -> set[tuple[str, str]]:

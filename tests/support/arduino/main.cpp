@@ -1,0 +1,7 @@
+void setup();
+void loop();
+
+int main() {
+  setup();
+  for (;;) loop();
+}

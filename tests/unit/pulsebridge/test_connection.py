@@ -1,0 +1,92 @@
+"""What ``import pulsebridge`` gives without servers: settings, records, and the topic of commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pulsebridge as pb
+from bridge.errors import ConfigError
+from pulsebridge.connection import Connection, Records
+
+
+def routes(*given: dict[str, str]) -> Connection:
+    named = [{"name": f"r{n}", "topic": "plant", **route} for n, route in enumerate(given)]
+    return pb.connect(settings={"ingest.routes": named})
+
+
+def test_the_import_is_lazy() -> None:
+    script = (
+        "import sys, pulsebridge; print([m for m in ('pyspark', 'pydantic', 'pulsar', 'yaml') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert found.stdout == "[]\n"
+
+
+def test_connect_finds_its_settings_as_the_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("mqtt: {host: broker.example}\npulsar: {namespace: hall}\n", encoding="utf-8")
+    monkeypatch.setenv("PULSEBRIDGE_CONFIG", str(file))
+    monkeypatch.setenv("PULSEBRIDGE_MQTT__PORT", "1999")
+    shown = repr(pb.connect())
+    assert "broker.example:1999" in shown
+    assert "public/hall" in shown
+    assert "public/lab" in pb.connect(settings={"pulsar.namespace": "lab"})._repr_html_()
+    with pytest.raises(ConfigError, match=r"mqtt\.port"):
+        pb.connect(settings={"mqtt.port": "abc"})
+
+
+@pytest.mark.parametrize(
+    ("route", "topic"),
+    [
+        ({"filter": "plant/+device/+m", "device": "{device}", "command_topic": "to/{device}/x"}, "to/{device}/x"),
+        ({"filter": "plant/+line/+n", "device": "{line}/{n}", "command_topic": "to/{device}"}, "to/{device}"),
+        ({"filter": "plant/+line/+n", "device": "{line}/{n}", "command_topic": "to/{line}/{n}"}, "to/{device}"),
+    ],
+)
+def test_the_routes_name_the_topic_of_commands(route: dict[str, str], topic: str) -> None:
+    assert routes(route).command_topic() == topic
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([], "needs more than the device: none"),
+        (
+            [{"filter": "a/+device/+m", "device": "{device}", "command_topic": "to/{device}/{m}"}],
+            r"to/\{device\}/\{m\}",
+        ),
+        (
+            [
+                {"filter": "a/+device", "device": "a-{device}", "topic": "a", "command_topic": "x/{device}"},
+                {"filter": "b/+device", "device": "{device}", "topic": "b", "command_topic": "y/{device}"},
+            ],
+            r"x/\{device\}, y/\{device\}",
+        ),
+    ],
+)
+def test_an_unclear_topic_of_commands_is_an_error(given: list[dict[str, str]], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        routes(*given).command_topic()
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.none() | st.integers(), max_size=4)))
+def test_records_are_a_sequence_that_shows_itself(records: list[dict[str, object]]) -> None:
+    found = Records(records)
+    assert list(found) == records
+    assert len(found.to_pandas()) == len(records)
+    assert repr(found)
+    assert found[:2] is not found
+    assert len(found[:2]) == min(2, len(records))
+
+
+def test_the_text_of_devices_is_escaped_in_a_notebook() -> None:
+    shown = Records([{"<b>": "<script>alert(1)</script>", "n": None}])._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;b&gt;" in shown
+    assert "None" not in shown
