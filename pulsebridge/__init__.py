@@ -24,8 +24,13 @@ __all__ = ["connect", "lab", "register", "spark"]
 def connect(config: str | Path | None = None, settings: Mapping[str, object] | None = None) -> Connection:
     """Return the installation that the settings name. It connects at its first use.
 
-    ``config`` is a settings file. ``settings`` has single values by their path: ``{"mqtt.host": "broker.example"}``.
-    Raises ConfigError with all problems of the settings.
+    ``config`` is a settings file, else ``$PULSEBRIDGE_CONFIG``, else ``./pulsebridge.yaml``. The environment takes
+    precedence over the file, and ``settings`` over both: single values by their path, ``{"mqtt.host": "broker.example"}``.
+    Without any of them the servers are those of this machine. Relative paths, such as ``streaming.root``, begin at the
+    working directory: start the notebook in the folder of the project. Display the connection to see what it uses.
+
+    Raises ConfigError with all problems of the settings. The errors are in ``bridge.errors``, with the base
+    ``PulsebridgeError``; most say how to fix them. Spark reports those of a query as its own errors, with their text.
     """
     from pathlib import Path
 
@@ -39,7 +44,8 @@ def connect(config: str | Path | None = None, settings: Mapping[str, object] | N
 def spark(config: str | Path | None = None, settings: Mapping[str, object] | None = None) -> SparkSession:
     """Return a Spark session with Delta that knows Pulsebridge's formats: the running one, else a new one.
 
-    Raises ConfigError as ``connect``, MissingExtraError without pyspark.
+    A running session must have Delta itself. In a new one, times are UTC. It needs Java 17 or 21, and
+    ``pip install "pulsebridge[local]"``. Raises ConfigError as ``connect``, MissingExtraError without pyspark.
     """
     return connect(config, settings).spark
 
@@ -54,8 +60,14 @@ def register(spark: SparkSession) -> None:
 def lab(config: str | Path | None = None) -> Lab:
     """Start a lab for a notebook: the servers that the settings do not name, ingest, Spark, and devices to try.
 
-    Close it, or use it in ``with``. Raises ConfigError, and MissingExtraError without the extra ``notebook``.
+    Without ``config`` it has the settings of the demo, and does not read ``./pulsebridge.yaml``. Until ``close()``,
+    ``pb.connect()`` connects to it. It needs ``pip install "pulsebridge[notebook]"``. Raises ConfigError, and MissingExtraError without the extra.
     """
-    from pulsebridge.explore import Lab
+    try:
+        from pulsebridge.explore import Lab
+    except ModuleNotFoundError as e:
+        from bridge.errors import MissingExtraError
+
+        raise MissingExtraError(f"{e.name} is not installed", remedy='pip install "pulsebridge[notebook]"') from e
 
     return Lab(config).start()

@@ -63,6 +63,13 @@ class CommandSource:
             option = {"command_id": "id", "mqtt_topic": "topic"}.get(e.problem.field, e.problem.field)
             raise ConfigError(f"--{option.replace('_', '-')}: {e.problem.why}") from e
 
+    def named(self, fields: Mapping[str, Any]) -> Command | GroupCommand:
+        """Return the command of these fields, as of a line. Raises ConfigError."""
+        try:
+            return self._command({"command_id": self.prefix, **self.defaults} | _checked(fields))
+        except _Invalid as e:
+            raise ConfigError(str(e.problem)) from e
+
     def file(self, path: Path) -> Iterator[Command | GroupCommand | None]:
         """Yield the commands of a file, ``-`` for stdin, as ``lines``. A file, but not a pipe, is checked as a whole before."""
         if str(path) == "-":
@@ -127,13 +134,17 @@ def _fields(line: bytes) -> dict[str, Any]:
         raise _Invalid(Problem("JSON", f"is not valid: {e}")) from e
     if not isinstance(found, dict):
         raise _Invalid(Problem("JSON", "is not an object: write one object in each line"))
+    return _checked(found)
+
+
+def _checked(found: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         kind = FIELDS.get(name)
         if kind is None:
             raise _Invalid(Problem(name[:_SHOWN], f"is not a field of a command; known are {', '.join(FIELDS)}"))
         if value is not None and type(value) is not kind:
             also = "; write JSON as a string (jq: tojson)" if name == "payload" else ""
-            raise _Invalid(Problem(name, f"is {json.dumps(value)[:_SHOWN]}, wanted {_KINDS[kind]}{also}"))
+            raise _Invalid(Problem(name, f"is {json.dumps(value, default=repr)[:_SHOWN]}, wanted {_KINDS[kind]}{also}"))
     given = {name: value for name, value in found.items() if value is not None}
     if {"payload", "payload_base64"} <= given.keys():
         raise _Invalid(Problem("payload", "is given twice, also as payload_base64: remove one of them"))

@@ -36,7 +36,7 @@ _SINCE_S: Final = 60.0
 
 
 class Records(Sequence[dict[str, Any]]):
-    """Records of one kind, a dictionary for each. A notebook displays them as a table."""
+    """Records of one kind, a dictionary for each: ``records[0]["device"]``. A notebook displays the first 20 as a table."""
 
     def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         self._records = [dict(one) for one in records]
@@ -99,10 +99,14 @@ class Sent:
         self._since = since
 
     def wait(self, timeout_s: float = 60.0) -> Records:
-        """Return the receipts of the commands, once each command has ended.
+        """Return the receipts of the commands, once each command has ended. ``timeout_s`` is in seconds.
+
+        A command that failed has a receipt as well: ``state`` is the result, ``reason`` has the reason. The other fields
+        are those of a receipt, with ``answer`` as text, and the times ``emitted``, ``pushed``, ``confirmed`` and
+        ``answered`` in ISO 8601 (UTC), or None.
 
         A command to a group ends with its last member. Raises TransientError if some have not ended in time: the
-        commands stay valid, and ``receipts`` of the connection shows them later.
+        commands stay valid. Call ``wait`` again, or read ``receipts`` of the connection later.
         """
         from bridge.inspect.awaited import Awaited
         from pulsebridge.output.devices import receipt_json
@@ -114,7 +118,8 @@ class Sent:
         if awaited:
             raise TransientError(
                 f"{len(awaited)} of {len(self.commands)} commands have no receipt after {timeout_s:g} s",
-                remedy="is `pulsebridge push` running? An offline device gets its command when it reconnects",
+                remedy="is `pulsebridge push` running? An offline device gets its command when it reconnects; "
+                "`pulsebridge commands show ID` shows where a command is",
             )
         return found
 
@@ -158,15 +163,23 @@ class Connection:
     def read(self, topic: str, **options: object) -> DataFrame:
         """Return the messages that a topic has now. A batch query; ``options`` are those of ``format("pulsebridge")``.
 
-        ``topic`` is a name of the readings namespace, or a full one. Several names are separated by commas.
+        ``topic`` is the ``topic`` of a route (without routes the first level of the MQTT topic), or a full name. Several
+        names are separated by commas. ``table("bronze").select("__topic").distinct()`` lists those with messages.
+
+        The columns are those of ``bronze`` without ``stored_at``. ``payload`` is binary: cast it to string.
+        ``startingTime`` and ``endingTime`` are in ms since 1970. Pulsar deletes old messages (``pulsar.retention``);
+        ``bronze`` keeps them. A topic that does not exist is an error of Spark at the first action, such as ``show()``.
         """
         return self.spark.read.format("pulsebridge").options(**self._source(topic, options)).load()
 
     def stream(self, topic: str, *, name: str, **options: object) -> DataFrame:
         """Return the stream of a topic, from its first message on.
 
-        Pulsar retains the messages that the query ``name`` has not read, also while it is stopped. Each query needs a
-        name of its own. `pulsebridge subscriptions` lists and deletes them.
+        The columns are those of ``read``. Start it with ``writeStream`` and a ``checkpointLocation``. Each query needs a
+        name of its own. Keep name and checkpoint together: a used name with a new checkpoint is refused.
+
+        Pulsar retains the messages that the query ``name`` has not read, also while it is stopped. If you no longer need
+        the query, delete its name: `pulsebridge subscriptions delete`.
         """
         named = {"predefinedSubscription": name, "startingOffsets": "earliest", **options}
         return self.spark.readStream.format("pulsebridge").options(**self._source(topic, named)).load()
@@ -176,7 +189,8 @@ class Connection:
     ) -> StreamingQuery | None:
         """Write rows to a topic as messages. The column ``value`` is the payload; ``format("pulsebridge")`` has others.
 
-        Rows of a stream need the folder ``checkpoint``. The query that writes them is returned.
+        ``topic`` is a name as in ``read``. Rows of a stream need the folder ``checkpoint``; the query that writes them is
+        returned. Rows of a batch are stored when the call returns None. Raises ConfigError without ``checkpoint``.
         """
         chosen = self._options(options) | {"topic": self._topic(topic)}
         if not rows.isStreaming:
@@ -199,28 +213,36 @@ class Connection:
         it the ``command_topic`` of the routes counts. ``fields`` are those of a line of ``pulsebridge commands send``:
         ``command_id``, ``qos``, ``retain``, ``expires_in="2h"``, ``link``; or ``device=""`` and ``group="presses"``.
 
-        A DataFrame has the columns of ``format("pulsebridge_commands")``; without ``mqtt_topic`` the routes name it.
+        A DataFrame of Spark, not of pandas, has the columns of ``format("pulsebridge_commands")``: at least
+        ``command_id``, ``device`` and ``payload`` (binary). Without ``mqtt_topic`` the routes name it. There is no
+        other argument then. A row that is not valid has no receipt: `pulsebridge dead-letters list` shows it.
 
-        Raises ConfigError for an invalid command or an unknown topic.
+        A device gets a ``command_id`` once: a new command needs a new id. Without one, ``send`` makes it.
+
+        Raises ConfigError for an invalid command or an unknown topic,
+        TransientError if Pulsar does not answer, TerminalError if push has never run.
         """
-        since = self._receipts_since()
         if not isinstance(device, str):
-            return Sent(self._send_rows(device), since)
+            if payload is not None or topic is not None or fields:
+                raise ConfigError(
+                    "send() got a DataFrame and other arguments", remedy="make them columns of the DataFrame"
+                )
+            rows = self._checked_rows(device)
+            since = self._receipts_since()
+            return Sent(self._send_rows(rows), since)
         from bridge.pulsar.command_writer import CommandWriter
         from pulsebridge.command_lines import CommandSource
 
         group = fields.get("group")
+        if topic is None:
+            topic = "" if group else self.command_topic().replace(_DEVICE, device)
         given = {
-            "mqtt_topic": topic
-            if topic is not None
-            else ""
-            if group
-            else self.command_topic().replace(_DEVICE, device),
+            "mqtt_topic": topic,
             "payload": payload if isinstance(payload, bytes | str) else json.dumps(payload, separators=(",", ":")),
             **({"device": device} if device else {}),
-            **fields,
         }
-        one = CommandSource(given, f"send-{uuid.uuid4().hex[:12]}", self.settings.max_name_bytes).single()
+        one = CommandSource(given, f"send-{uuid.uuid4().hex[:12]}", self.settings.max_name_bytes).named(fields)
+        since = self._receipts_since()
         (stored,) = CommandWriter(self._pulsar).write([one])
         position = stored.position.encode(stored.partition)
         record = {
@@ -244,12 +266,14 @@ class Connection:
         raise ConfigError(
             f"the routes name no MQTT topics for commands, or several, or one that needs more than the device: "
             f"{', '.join(given) or 'none'}",
-            remedy="give topic=, or set command_topic of the routes (ingest.routes)",
+            remedy="give send() topic=, or the DataFrame a column mqtt_topic; or set command_topic of the routes "
+            "(ingest.routes)",
         )
 
     def receipts(self) -> DataFrame:
-        """Return all receipts that push has written: a row for each, with state, reason and times.
+        """Return all receipts that Pulsar has, as a DataFrame: a row for each, with state, reason and times.
 
+        A command that waits has none. A command may have several, for example with the state ``duplicate``.
         ``sinks.receipts.with_receipts(commands, …)`` and ``by_group`` take them as they are.
         """
         from pyspark.sql import functions as F
@@ -258,7 +282,7 @@ class Connection:
         rows = self.read(self.settings.pulsar.system_topic(RECEIPTS_TOPIC))
         parsed = rows.withColumn("r", F.from_json(F.col("value").cast("string"), schema))
         fields = [
-            F.timestamp_micros(f"r.{name}").alias(f"{name.removesuffix('_us')}_at")
+            F.when(F.col(f"r.{name}") > 0, F.timestamp_micros(f"r.{name}")).alias(name.removesuffix("_us"))
             if name.endswith("_us")
             else F.col(f"r.{name}")
             for name, _ in RECEIPT_COLUMNS
@@ -272,6 +296,12 @@ class Connection:
         """Return presence and waiting commands of the devices, those with the most commands first. ``limit`` 0: all.
 
         ``absent``: only devices with parked commands or without a sign of life; ``pending``: only those with commands.
+
+        A record has ``device``, ``partition``, ``presence`` (present, absent or unknown), ``last_seen``, ``link``,
+        ``pending`` and ``parked`` (numbers of commands), ``oldest_pending`` and ``last_delivery``. Times are text in
+        ISO 8601 (UTC), None if unknown. A device is listed if a route names it, or if it has had a command.
+
+        Raises TransientError if Pulsar does not answer, TerminalError if push has never run.
         """
         from bridge.inspect.devices.reading import Budget, PushTopics
         from bridge.pulsar.admin import PulsarAdmin
@@ -287,7 +317,13 @@ class Connection:
     def table(self, name: str, *, version: int | None = None, timestamp: str | None = None) -> DataFrame:
         """Return a Delta table of the pipeline: its rows now, in a version, or at a time (``2026-01-31 12:00:00``).
 
-        Raises ConfigError if the table does not exist, or for ``version`` together with ``timestamp``.
+        ``name`` is a table such as ``readings``, ``quarantine`` or your own; ``catalog.schema.table``; or a path.
+        ``quality_results`` needs a suite, ``alerts`` needs rules, and ``device_latest``, the newest value of each device
+        and metric, needs its name in ``streaming.built_in``. ``DESCRIBE HISTORY`` lists the versions. ``timestamp`` is in
+        the time zone of the Spark session, UTC by default.
+
+        Raises ConfigError if the table does not exist, or for ``version`` together with ``timestamp``. A version that
+        does not exist is an error of Spark.
         """
         from streaming.tables import table_of
 
@@ -295,7 +331,8 @@ class Connection:
         if not table.exists(self.spark):
             raise ConfigError(
                 f"the table {name} does not exist at {table.where}",
-                remedy="check streaming.root or streaming.schema_name; `pulsebridge stream` creates the tables",
+                remedy="check its name, and streaming.root (a relative one begins at the working directory) or "
+                "streaming.schema_name; `pulsebridge stream` creates the tables",
             )
         if version is not None and timestamp is not None:
             raise ConfigError(f"version={version} and timestamp={timestamp!r}: give one of them")
@@ -358,16 +395,25 @@ class Connection:
             raise ConfigError("rows of a stream need a checkpoint", remedy="give checkpoint= and a folder or URI")
         return rows.writeStream.format(name).options(**options, checkpointLocation=checkpoint).start()
 
-    def _send_rows(self, rows: DataFrame) -> Records:
-        from pyspark.sql import functions as F
-
-        from sinks.options import sink_options
-
+    @staticmethod
+    def _checked_rows(rows: DataFrame) -> DataFrame:
+        if not hasattr(rows, "isStreaming"):
+            raise ConfigError(
+                f"send() takes the name of a device or a DataFrame of Spark, not {type(rows).__name__}",
+                remedy="`spark.createDataFrame(…)` makes one of rows or of pandas",
+            )
         if rows.isStreaming:
             raise ConfigError(
                 "send() needs the rows of a batch, and these are of a stream",
                 remedy='write them with writeStream.format("pulsebridge_commands")',
             )
+        return rows
+
+    def _send_rows(self, rows: DataFrame) -> Records:
+        from pyspark.sql import functions as F
+
+        from sinks.options import sink_options
+
         if "mqtt_topic" not in rows.columns:
             topic = F.replace(F.lit(self.command_topic()), F.lit(_DEVICE), F.col("device"))
             rows = rows.withColumn("mqtt_topic", topic)

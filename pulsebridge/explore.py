@@ -67,6 +67,12 @@ class Lab:
         self._file = self.folder / "pulsebridge.yaml"
         self.settings = Settings()
 
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def start(self) -> Lab:
         """Start the missing parts. Raises ConfigError for invalid settings, and the errors of the local stack."""
         logs.configure(LogSettings(level="warning"))

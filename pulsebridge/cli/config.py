@@ -118,7 +118,9 @@ def export(
             target.write_bytes((root / path).read_bytes())
             typer.echo(text_of([f"wrote {target}"]))
     except OSError as e:
-        raise ConfigError(f"--to {folder}: {e.strerror}", remedy="choose a folder with room in which you may write") from e
+        raise ConfigError(
+            f"--to {folder}: {e.strerror}", remedy="choose a folder with room in which you may write"
+        ) from e
 
 
 @config.command("metrics")

@@ -310,15 +310,17 @@ def test_topics_explain_shows_where_a_topic_goes(tmp_path: Path) -> None:
         "ingest: {routes: [{name: w, filter: wearables/+device/+m, device: '{device}', command_topic: 'd/{device}/c'}]}"
     )
 
-    def explain(topic: str, *more: str) -> str:
+    def explain(topic: str, *more: str, code: int = 0) -> str:
         command = [sys.executable, "-c", "from pulsebridge.cli.app import main; main()", "topics", "explain", topic]
-        return subprocess.run(
-            [*command, "-c", str(config), *more], capture_output=True, text=True, check=True, timeout=60
-        ).stdout
+        done = subprocess.run(
+            [*command, "-c", str(config), *more], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout
 
     properties = json.loads(explain("wearables/w-1/glucose", "--json"))
     assert properties["pulsar_topic"] == "persistent://public/pulsebridge/wearables"
     assert (properties["key"], properties["device"], properties["command_topic"]) == ("w-1", "w-1", "d/w-1/c")
     assert properties["captures"] == {"device": "w-1", "m": "glucose"}
     assert json.loads(explain("d/w-1/c", "--json"))["outcome"] == "left out"
-    assert "not received" in explain("elsewhere/x")
+    assert "not received" in explain("elsewhere/x", code=1)

@@ -169,7 +169,7 @@ def test_a_password_from_a_file_is_read_at_each_connect(tmp_path: Path, authorit
     secret = tmp_path / "password"
     secret.write_text(PASSWORD, encoding="utf-8")
     with mosquitto(tmp_path, users=("device",)) as (port, first):
-        settings = over_tls(port, authority, tls=False, username="device", password=SecretFile(secret))
+        settings = over_tls(port, authority, tls=False, tls_ca=None, username="device", password=SecretFile(secret))
         with DeviceClient(settings, settings.client_id) as device:
             first.kill()
             with mosquitto(tmp_path, users=("device",), password="rotated", port=port):
@@ -185,7 +185,7 @@ def test_a_password_from_a_file_is_read_at_each_connect(tmp_path: Path, authorit
 def test_a_refused_client_gets_the_reason_at_once(tmp_path: Path, authority: Authority) -> None:
     mosquitto_program()
     with mosquitto(tmp_path, users=("device",)) as (port, _):
-        settings = over_tls(port, authority, tls=False, username="device", password="wrong-one")
+        settings = over_tls(port, authority, tls=False, tls_ca=None, username="device", password="wrong-one")
         with pytest.raises(DeniedError, match="refused the connection") as caught:
             DeviceClient(settings, settings.client_id).connect(60)
         assert "wrong-one" not in repr(caught.value)

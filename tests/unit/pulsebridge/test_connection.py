@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,27 @@ def test_the_routes_name_the_topic_of_commands(route: dict[str, str], topic: str
 def test_an_unclear_topic_of_commands_is_an_error(given: list[dict[str, str]], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         routes(*given).command_topic()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "named"),
+    [
+        (("press-3", "on"), {"expire_in": "2h"}, "expire_in: is not a field"),
+        (("press-3", "on"), {"retain": "false"}, 'retain: is "false", wanted true or false'),
+        (("press-3", "on"), {"command_id": 7}, "command_id: is 7, wanted text"),
+        (("press-3", "on"), {"expires_in": "soon"}, "expires_in: is 'soon'"),
+        (("press-3", "on"), {"group": "presses"}, "give one of them"),
+        ((["press-3"],), {}, "takes the name of a device or a DataFrame of Spark, not list"),
+        ((None, "on"), {}, "make them columns"),
+    ],
+)
+def test_a_command_that_cannot_be_sent_is_one_line_before_anything_is_asked(
+    arguments: tuple[Any, ...], fields: dict[str, Any], named: str
+) -> None:
+    bridge = pb.connect(settings={"pulsar.service_url": "pulsar://127.0.0.1:1"})
+    with pytest.raises(ConfigError) as failed:
+        bridge.send(*arguments, topic="to/x" if arguments[0] == "press-3" else None, **fields)
+    assert named in str(failed.value)
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.none() | st.integers(), max_size=4)))
