@@ -20,6 +20,7 @@ class String {
   String substring(unsigned int from) const { return String(text.substr(from).c_str()); }
   String substring(unsigned int from, unsigned int to) const { return String(text.substr(from, to - from).c_str()); }
   friend String operator+(const String &a, const String &b) { return String((a.text + b.text).c_str()); }
+  bool operator!=(const String &other) const { return text != other.text; }
 
  private:
   std::string text;
