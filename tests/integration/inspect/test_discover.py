@@ -135,7 +135,7 @@ def test_h38_a_newline_in_a_topic_level_stays_within_the_comment(stack: LocalSta
     # Artemis forwards control characters (MQTT-1.5.4-2 lets it); Mosquitto closes the connection of the device.
     mqtt = mqtt_settings(stack)
     ours = mqtt.client_id
-    listener = "http: {port: 8088, host: 0.0.0.0, allow_anonymous: true}"
+    listener = "http:\n  port: 8088\n  host: 0.0.0.0\n  allow_anonymous: true"
     root = f"x\x1b[2J\n{listener}\nmqtt:\n  client_id: |\n   "  # which swallows the rest of the line
     process = discovering(mqtt, "--for", "10m", "--filter", f"+/{ours}/#")
     topics = (f"{root}/{ours}/set", f"{root}/{ours}/state")
