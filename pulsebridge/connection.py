@@ -189,7 +189,7 @@ class Connection:
     ) -> StreamingQuery | None:
         """Write rows to a topic as messages. The column ``value`` is the payload; ``format("pulsebridge")`` has others.
 
-        ``topic`` is a name as in ``read``. Rows of a stream need the folder ``checkpoint``; the query that writes them is
+        ``topic`` is a name as in ``read``; it must exist. Rows of a stream need the folder ``checkpoint``; the query that writes them is
         returned. Rows of a batch are stored when the call returns None. Raises ConfigError without ``checkpoint``.
         """
         chosen = self._options(options) | {"topic": self._topic(topic)}
@@ -339,7 +339,9 @@ class Connection:
         if version is not None:
             return self.spark.sql(f"SELECT * FROM {table.sql} VERSION AS OF {int(version)}")
         if timestamp is not None:
-            return self.spark.sql(f"SELECT * FROM {table.sql} TIMESTAMP AS OF :at", {"at": timestamp})
+            from streaming.sql import literal
+
+            return self.spark.sql(f"SELECT * FROM {table.sql} TIMESTAMP AS OF {literal(timestamp)}")
         return table.read(self.spark)
 
     # --- display ---

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bridge.errors import ConfigError, TransientError
+from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.cli.completion import complete_device
@@ -71,16 +72,20 @@ def test_the_command_of_an_offline_device_waits_and_is_listed(stack: LocalStack,
         assert found["press-2"]["pending"] == 1
         names = ("service_url", "admin_url", "namespace", "system_namespace")
         sets = [f"pulsar.{name}={getattr(namespaces, name)}" for name in names]
-        says(settings, "press-$(id)", b"offline")
+        connection.send("press-$(id)", "open", topic=f"{settings.push.client_id}/press-$(id)/commands")
         context: Any = SimpleNamespace(params={"sets": sets})
-        poll_for(lambda: "press-$(id)" in {one["device"] for one in connection.devices()}, 30, "presence of both")
-        assert complete_device(context, "pre") == ["press-2"], "a name that a shell would expand is left out"
+        poll_for(lambda: "press-$(id)" in {one["device"] for one in connection.devices()}, 30, "both devices")
+        # It gives up after three seconds, and a busy machine may need more.
+        completed = poll_for(lambda: complete_device(context, "pre"), 60, "the names of devices")
+        assert completed == ["press-2"], "a name that a shell would expand is left out"
         assert complete_device(context, "x") == []
 
 
 def test_topics_are_read_and_written_by_their_short_names(
     connection: Connection, spark: SparkSession, tmp_path: Path
 ) -> None:
+    with PulsarAdmin(connection.settings.pulsar, timeout_s=30) as admin:
+        admin.create_partitioned(connection.settings.pulsar.readings_topic("copies"), 1)
     rows = spark.createDataFrame([(b"1",), (b"2",)], "value binary")
     assert connection.write(rows, "copies") is None
     assert sorted(bytes(row.value) for row in connection.read("copies").collect()) == [b"1", b"2"]
