@@ -216,7 +216,8 @@ class ContestedWorld(PushWorld):
 
     def come_back(self, choice: int) -> None:
         device = f"d{choice % 3}"
-        if device in self.half_open or (device in self.gone and not self._is_at_rest()):
+        handled = self._is_at_rest() and self.place(device) in self.up  # an owner has read the will
+        if device in self.half_open or (device in self.gone and not handled):
             return
         self.gone.pop(device, None)
         super().come_back(choice)

@@ -19,6 +19,7 @@ import yaml
 from deltalake import DeltaTable
 
 from bridge import contract
+from bridge.errors import EXIT_USAGE
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning import provision_commands
 from pulsebridge.local.ports import free_ports
@@ -30,8 +31,7 @@ from tests.support.merging import merged
 from tests.support.waiting import patient, poll_for
 
 if TYPE_CHECKING:
-    from bridge.errors import EXIT_USAGE
-from bridge.settings import PulsarSettings
+    from bridge.settings import PulsarSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.stack]
 
