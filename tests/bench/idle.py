@@ -46,7 +46,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         with PulsarAdmin(settings) as admin:
             admin.provision_namespaces()
             admin.create_partitioned(topic, PARTITIONS)
-        spark = build_session(folder, {"spark.eventLog.enabled": "false"})
+        spark = build_session(folder, {"spark.eventLog.enabled": "false"}, lasting=True)
         try:
             rows = spark.readStream.format("pulsebridge").options(**connection_options(settings), topic=topic)
             query = (

@@ -59,7 +59,9 @@ def measure_alone(stack: LocalStack, fleet_of: type[Fleet], config: Path) -> tup
             command = pulsebridge(part, "--config", str(config))
             log = folder / f"{part}.log"
             run.enter_context(running(command, log, ready=lambda log=log, part=part: _ready(log, part)))
-        spark = build_session(folder, {"spark.eventLog.enabled": "false", "spark.jars": ",".join(map(str, jars))})
+        spark = build_session(
+            folder, {"spark.eventLog.enabled": "false", "spark.jars": ",".join(map(str, jars))}, lasting=True
+        )
         run.callback(stop_session, spark)
         for number in range(ROUNDS):
             warm = WARM_AGAIN_S if number else WARM_S

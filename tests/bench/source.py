@@ -75,7 +75,7 @@ def measure() -> tuple[list[Figure], list[str]]:
 def _alone(stack: LocalStack, side: OurSide, folder: Path) -> list[Figure]:
     topic = side.fill(1, MESSAGES)
     figures = [Figure("source.pulsar_perf", _pulsar_perf(stack, topic), "1/s")]
-    spark = build_session(folder, {"spark.eventLog.enabled": "false"})
+    spark = build_session(folder, {"spark.eventLog.enabled": "false"}, lasting=True)
     try:
         one = _Reads(spark, side)
         one.rate(topic, 100_000, "all")  # makes the workers, and compiles
@@ -91,7 +91,7 @@ def _beside_kafka(sides: list[Side], jars: list[Path], folder: Path) -> list[Fig
         place.mkdir()
         if settings == "ours":
             all_jars = ",".join(map(str, [*delta_jars(), *jars]))
-            spark = build_session(place, {"spark.eventLog.enabled": "false", "spark.jars": all_jars})
+            spark = build_session(place, {"spark.eventLog.enabled": "false", "spark.jars": all_jars}, lasting=True)
         else:
             spark = stock_session(place, jars)
         try:

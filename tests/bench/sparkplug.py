@@ -60,7 +60,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             OurSide(pulsar).store(1, _entries([*births, *_data(nodes, WARM)])),
             OurSide(pulsar).store(1, _entries(_data(nodes, TIMED))),
         ]
-        spark = build_session(folder, profile="throughput")
+        spark = build_session(folder, profile="throughput", lasting=True)
         try:
             rows = []
             for count in (1, 2):

@@ -22,9 +22,11 @@ from tests.support.waiting import poll_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.stack, pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(1500)]
 
 _HANGS_S: Final = 14.0
+_RATE: Final = 60
+"""Messages per second: eight JVMs share the machine with the query, and a batch must not take their time."""
 
 
 def test_h18_a_query_over_three_failures_of_each_kind(
@@ -37,7 +39,7 @@ def test_h18_a_query_over_three_failures_of_each_kind(
         source_world(cluster_stack, topic, tmp_path, hot=True) as one,
     ):
         one.start()
-        writer = Writer(topic, 300)
+        writer = Writer(topic, _RATE)
         try:
             poll_for(lambda: one.batches() > 1, 120, "the first batches")
             for _ in range(3):
@@ -60,9 +62,10 @@ def test_h18_a_query_over_three_failures_of_each_kind(
 
 
 def _goes_on(one: SourceWorld, writer: Writer, failure: str) -> None:
+    """Wait for two batches: the second one was planned after the failure."""
     before = one.batches()
     try:
-        poll_for(lambda: one.batches() >= before + 3, 90, f"batches while {failure}")
+        poll_for(lambda: one.batches() >= before + 2, 90, f"batches while {failure}")
     except AssertionError as e:
         stored = Counter[int]()
         for partition, *_ in list(writer.receipts):
