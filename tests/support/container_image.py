@@ -64,7 +64,7 @@ class Images:
     """Builds images below a folder, and runs programs in containers of them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._options = ("--root", folder / "storage", "--runroot", folder / "run", "--storage-driver", "vfs")
 
     def buildah(self, command: str, *arguments: str | Path) -> str:
@@ -73,7 +73,7 @@ class Images:
 
     def base(self, name: str) -> str:
         """Make an image of Debian with its Python, and with pip's settings and the certificates of this machine."""
-        root = self._folder / "base"
+        root = self.folder / "base"
         if _GIVEN_BASE:
             shutil.copytree(_GIVEN_BASE, root, symlinks=True)
         else:
@@ -112,10 +112,15 @@ class Images:
         return self.buildah("from", "--pull-never", tag)
 
     def command(self, container: str, *words: str, volumes: Mapping[Path, str] | None = None) -> list[str]:
-        """Return the command line that runs words in a container, as the user of its image."""
-        mounts = [f"--volume={source}:{target}:ro" for source, target in (volumes or {}).items()]
+        """Return the command line that runs words in a container, as the user of its image. ``volumes``: files and
+        folders of this machine, and where the container has them; such as ``/lakehouse:rw``, if it may write there.
+        """
+        mounts = [
+            f"--volume={source}:{target if target.endswith(':rw') else f'{target}:ro'}"
+            for source, target in (volumes or {}).items()
+        ]
         return ["buildah", *map(str, self._options), "run", "--isolation", "chroot", *mounts, container, "--", *words]
 
-    def run(self, container: str, *words: str, volumes: Mapping[Path, str] | None = None) -> str:
-        """Run words in a container, and return what they printed; they must succeed."""
-        return _run(*self.command(container, *words, volumes=volumes), timeout=120)
+    def run(self, container: str, *words: str, volumes: Mapping[Path, str] | None = None, timeout: float = 120) -> str:
+        """Run words in a container, and return what they printed; they must succeed, in ``timeout`` seconds."""
+        return _run(*self.command(container, *words, volumes=volumes), timeout=timeout)
