@@ -2,8 +2,8 @@
 
 Ingest, push and the driver are those of the integration test, each killed once. Nearly all messages are written directly
 into a topic of their own in Pulsar, and their rows into the deployment's tables by a second Spark session. Each audit is
-a process of its own, ``pulsebridge audit``; an audit of a window without messages shows what its start costs. Beside it
-Pulsar's own client reads the messages, with one property of each.
+a process of its own, ``pulsebridge audit``; an audit of the messages before them shows what the start of one costs.
+Beside it Pulsar's own client reads the messages, with one property of each.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         running_session() as spark,
         deployment(stack, provisioned(stack), spark, folder) as world,
     ):
+        before_us = time.time_ns() // 1000
         _fill(world)
         _store(world, folder)
         config = folder / "audit.yaml"
@@ -67,7 +68,7 @@ def measure() -> tuple[list[Figure], list[str]]:
         assert clean["clean"], clean["findings"]
         assert clean["read"]["Pulsar"] > MESSAGES
         client = _cpu_of_client(world)
-        start = _audit(world, config, time.time_ns() // 1000)
+        start = _audit(world, config, before_us)
         for change in CHANGES:
             change.do(world)
         found = _audit(world, config)
@@ -98,9 +99,10 @@ def _cpu_of_client(world: World) -> float:
     return time.process_time() - begun
 
 
-def _audit(world: World, config: Path, since_us: int = 0) -> dict[str, Any]:
-    """Run the command; return its report with its seconds, processor seconds and peak memory."""
-    words = ("audit", "-c", str(config), "--since", when(since_us or world.since_us), "--settle", "0", "--json")
+def _audit(world: World, config: Path, until_us: int = 0) -> dict[str, Any]:
+    """Run the command; return its report with its seconds, processor seconds and peak memory. Until now by default."""
+    words = ["audit", "-c", str(config), "--since", when(world.since_us), "--settle", "0", "--json"]
+    words += ["--until", when(until_us)] if until_us else []
     began, peak, done = time.monotonic(), 0, 0
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen(pulsebridge(*words), stdout=out)

@@ -6,6 +6,8 @@ client what ingest does not write, or rarely: compressed, encrypted and chunked 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from struct import Struct, error
 from typing import Any, Final, NamedTuple
 
@@ -69,6 +71,18 @@ def _text(value: int | bytes | None) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
+class _Places(NamedTuple):
+    """Where the parts of each message of a batch begin and end: head, tail and payload follow each other."""
+
+    starts: list[int]
+    cuts: list[int]
+    ends: list[int]
+    stops: list[int]
+
+    def heads(self, body: bytes) -> Iterator[bytes]:
+        return map(body.__getitem__, map(slice, self.starts, self.cuts))
+
+
 class Messages:
     """Messages of a partition by column, in its order, until ``clear``."""
 
@@ -85,7 +99,7 @@ class Messages:
         """Index into ``kinds`` of each message."""
         self._bytes = 0
         self._codes: dict[bytes, int] = {}
-        self._tails: list[bytes] = []  # metadata of each message from its event time on
+        self._tails: list[bytes] = []  # metadata of each message from the size of its payload on
         self._events: dict[int, int] = {}  # event times in ms of messages without a tail, by index
         self._entries: list[tuple[int, int, int, int, int]] = []  # ledger, entry, µs, first index, number of messages
         if len(self._known) > _KINDS:
@@ -132,11 +146,10 @@ class Messages:
             raise Unread("ingest does not write such entries")
         before, count = len(self), numbers.get(_COUNT, 1)
         if _COUNT in numbers:
-            try:
+            with suppress(
+                IndexError, ValueError, error
+            ):  # no messages for anyone; Pulsar's client would end the process
                 self._add_batch(body, count)
-            except (IndexError, ValueError, error):  # no messages for anyone; Pulsar's client would end the process
-                for column in (self.payloads, self.of, self._tails):
-                    del column[before:]
             self._bytes += len(body)
         else:
             head = [text({4: 1, 6: 2}[field], value) for field, value in metadata
@@ -149,32 +162,44 @@ class Messages:
         """Append the messages of a batch. Each is the size of its metadata, these, and its payload.
 
         The metadata are the head, properties and key, which is looked up by its bytes, and the tail: the size of the
-        payload, event time and sequence id. A tail is mostly as long as the last one. Raises Unread, and IndexError,
-        ValueError or struct.error if it is cut.
+        payload, event time and sequence id. Raises Unread, and IndexError, ValueError or struct.error if it is cut.
         """
-        code_of, tail, at = self._codes.get, self._tail, 0
-        add, add_code, add_tail = self.payloads.append, self.of.append, self._tails.append
-        for _ in range(count):
-            start = at + 4
-            end = start + _size_at(body, at)[0]
-            cut = end - tail
-            code = code_of(body[start:cut])
-            if code is None or cut < start or body[cut] != 24:
-                cut = _head_end(body, start, end)
-                tail = end - cut
-                code = self._code(body[start:cut])
-            size, rest = body[cut + 1], cut + 2
-            if size > 127:
-                size, rest = read_varint(body, cut + 1)
-            add_tail(body[rest:end])
-            at = end + size
-            add(body[end:at])
-            add_code(code)
-        if at > len(body):
-            raise ValueError("it is cut")
-        if at < len(body):
-            raise Unread("more follows its messages")
-        self._tail = tail
+        found = self._usual(body, count)
+        codes: list[Any] = [] if found is None else list(map(self._codes.get, found.heads(body)))
+        if found is None or None in codes:
+            found = _places(body, count)
+            codes = list(map(self._code, found.heads(body)))
+            self._tail = found.ends[-1] - found.cuts[-1] - (body[found.cuts[-1] + 1] > 127)
+        self.of += codes
+        self._tails += map(body.__getitem__, map(slice, found.cuts, found.ends))
+        self.payloads += map(body.__getitem__, map(slice, found.ends, found.stops))
+
+    def _usual(self, body: bytes, count: int) -> _Places | None:
+        """Return where the parts of each message are, by the usual length of a tail, None if any differs: half the time.
+
+        They are right if each head is known: a known head that the size of a payload follows is whole.
+        """
+        tail, found = self._tail, _Places([], [], [], [])
+        at, (starts, cuts, ends, stops) = 0, found
+        try:
+            for _ in range(count):
+                start = at + 4
+                end = start + _size_at(body, at)[0]
+                cut = end - tail
+                size = body[cut + 1]
+                if body[cut] != 24 or size > 127 or cut < start:
+                    cut -= 1  # the size has one byte more
+                    size = (body[cut + 1] & 127) | (body[cut + 2] << 7)
+                    if body[cut] != 24 or body[cut + 1] < 128 or body[cut + 2] > 127 or cut < start:
+                        return None
+                at = end + size
+                starts.append(start)
+                cuts.append(cut)
+                ends.append(end)
+                stops.append(at)
+        except (IndexError, error):
+            return None
+        return found if at == len(body) else None
 
     def _code(self, head: bytes) -> int:
         code = self._codes.get(head)
@@ -195,21 +220,26 @@ class Messages:
     def arrivals(self) -> Any:
         """Return the event time of each message in µs, -1 without one. Raises Unread."""
         sizes = np.fromiter(map(len, self._tails), np.int64, len(self))
-        tails = np.frombuffer(b"".join(self._tails) + bytes(8), np.uint8).astype(np.int64)
-        first = np.cumsum(sizes) - sizes
-        # Nearly each begins with the event time, in the six bytes that a time has until the year 2109, and ends there, or
-        # the sequence id follows.
-        field, *number, after = (tails[first + n] for n in range(8))
-        usual = (sizes >= 7) & (field == 40) & ((sizes == 7) | (after == 64)) & (number[5] < 128)
-        for byte in number[:5]:
-            usual &= byte > 127
-        ms = np.sum([(byte & 127) << 7 * n for n, byte in enumerate(number)], axis=0)
+        tails = np.frombuffer(b"".join(self._tails) + bytes(16), np.uint8)
+        last = np.cumsum(sizes)
+        begin = last - sizes
+        begin += np.where(tails[begin + 1] > 127, 3, 2)  # behind the size of the payload
+        # Nearly each has the event time there, in the six bytes that a time has until the year 2109, and ends there, or the
+        # sequence id follows.
+        eight = np.ndarray(len(tails) - 7, "<u8", tails, strides=(1,))[begin]
+        usual = (eight & _EVENT_MASK == _EVENT_BITS) & ((begin + 7 == last) | (eight >> 56 == 64))
+        ms = np.zeros(len(self), np.int64)
+        for byte in range(6):
+            ms |= ((eight >> (8 + 8 * byte) & 127) << (7 * byte)).astype(np.int64)
         for n in np.flatnonzero(~usual).tolist():
             ms[n] = self._events[n] if n in self._events else _event_ms(self._tails[n])
         return np.where(ms > 0, ms * 1000, -1)
 
 
 _size_at: Final = Struct(">I").unpack_from
+_EVENT_MASK: Final = np.uint64(0x80_80_80_80_80_80_FF)
+_EVENT_BITS: Final = np.uint64(0x00_80_80_80_80_80_28)
+"""The tag of the event time, and a number of six bytes."""
 
 
 def _event_ms(tail: bytes) -> int:
@@ -220,8 +250,25 @@ def _event_ms(tail: bytes) -> int:
     return numbers.get(5, 0) if numbers.get(5, 0) <= _LAST_MS else 0
 
 
+def _places(body: bytes, count: int) -> _Places:
+    """Return where the parts of each message of a batch are. Raises as ``Messages._add_batch``."""
+    found, stop = _Places([], [], [], []), 0
+    for _ in range(count):
+        start = stop + 4
+        end = start + _size_at(body, stop)[0]
+        cut = _head_end(body, start, end)
+        stop = end + read_varint(body, cut + 1)[0]
+        for column, place in zip(found, (start, cut, end, stop), strict=True):
+            column.append(place)
+    if stop > len(body):
+        raise ValueError("it is cut")
+    if stop < len(body):
+        raise Unread("more follows its messages")
+    return found
+
+
 def _head_end(body: bytes, at: int, end: int) -> int:
-    """Return where properties and key end in the metadata of a message. Raises as ``_add_batch``."""
+    """Return where properties and key end in the metadata of a message. Raises as ``Messages._add_batch``."""
     while at < end and body[at] in (10, 18):
         size, after = read_varint(body, at + 1)
         at = after + size

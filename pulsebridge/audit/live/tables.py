@@ -81,12 +81,15 @@ def _positions(found: pa.RecordBatch, partitions: Partitions) -> list[Any]:
 
 def _parts(topic: Any, numbers: Any, partitions: Partitions) -> Any:
     """Return the number of each row's partition; rows follow each other mostly in one."""
-    topics = topic if pa.types.is_dictionary(topic.type) else topic.cast(pa.string()).dictionary_encode()
-    names, codes = topics.dictionary.to_pylist(), _numbers(topics.indices, pa.int32(), -1)
-    first = np.flatnonzero((np.diff(codes, prepend=-2) != 0) | (np.diff(numbers, prepend=0) != 0))
-    runs = zip(codes[first].tolist(), numbers[first].tolist(), strict=True)
-    known = [-1 if code < 0 else partitions.number(names[code], number) for code, number in runs]
-    return np.repeat(np.array(known, np.int32), np.diff(first, append=len(codes)))
+    runs = pc.run_end_encode(topic.cast(pa.string()))
+    names, ends = runs.values.to_pylist(), runs.run_ends.to_numpy()
+    first = np.union1d([0, *ends[:-1]], np.flatnonzero(np.diff(numbers)) + 1)[: len(topic)]
+    texts = (names[n] for n in np.searchsorted(ends, first, "right").tolist())
+    known = [
+        -1 if text is None else partitions.number(text, number)
+        for text, number in zip(texts, numbers[first].tolist(), strict=True)
+    ]
+    return np.repeat(np.array(known, np.int32), np.diff(first, append=len(topic)))
 
 
 def _numbers(column: Any, of: Any, unknown: int = 0) -> Any:
@@ -115,9 +118,6 @@ def _checksums(column: Any, size: int) -> Any:
         return pa.array(np.full(size, -1, np.int64))
     if pa.types.is_integer(column.type):  # Spark has computed them
         return _filled(column.cast(pa.int64()), -1)
-    column = column.cast(pa.large_binary())
-    _, offsets, data = column.buffers()
-    ends = np.frombuffer(offsets, np.int64)[column.offset : column.offset + size + 1].tolist()
-    payloads = map((data.to_pybytes() if data else b"").__getitem__, map(slice, ends, ends[1:]))
-    found = pa.array(np.fromiter(map(zlib.crc32, payloads), np.int64, size))
-    return pc.if_else(column.is_valid(), found, -1)
+    payloads = _filled(column.cast(pa.large_binary()), b"").to_pylist()
+    found = np.fromiter(map(zlib.crc32, payloads), np.int64, size)
+    return pc.if_else(column.is_valid(), pa.array(found), -1)
