@@ -146,9 +146,8 @@ class Messages:
             raise Unread("ingest does not write such entries")
         before, count = len(self), numbers.get(_COUNT, 1)
         if _COUNT in numbers:
-            with suppress(
-                IndexError, ValueError, error
-            ):  # no messages for anyone; Pulsar's client would end the process
+            # A batch that is cut has no messages for anyone; Pulsar's client would end the process.
+            with suppress(IndexError, ValueError, error):
                 self._add_batch(body, count)
             self._bytes += len(body)
         else:
@@ -227,7 +226,8 @@ class Messages:
         # Nearly each has the event time there, in the six bytes that a time has until the year 2109, and ends there, or the
         # sequence id follows.
         eight = np.ndarray(len(tails) - 7, "<u8", tails, strides=(1,))[begin]
-        usual = (eight & _EVENT_MASK == _EVENT_BITS) & ((begin + 7 == last) | (eight >> 56 == 64))
+        after = begin + 7
+        usual = (eight & _EVENT_MASK == _EVENT_BITS) & ((after == last) | ((after < last) & (eight >> 56 == 64)))
         ms = np.zeros(len(self), np.int64)
         for byte in range(6):
             ms |= ((eight >> (8 + 8 * byte) & 127) << (7 * byte)).astype(np.int64)

@@ -43,6 +43,12 @@ def entry_of_client(messages: list[Written], *more: bytes) -> RawEntry:
     return RawEntry(5, 6, b"\x0e\x01" + crc32c(data).to_bytes(4, "big") + data)
 
 
+def single_entry(payload: bytes, at: int) -> RawEntry:
+    """Pulsar's client without batches: the entry's metadata are those of the message."""
+    metadata = text(1, b"p") + number(3, 1_700_000_000_000) + (number(12, at) if at else b"")
+    return RawEntry(5, 6, len(metadata).to_bytes(4, "big") + metadata + payload)
+
+
 @given(MESSAGES, st.sampled_from([entry_of_ingest, entry_of_client]))
 def test_the_messages_of_an_entry_are_those_that_were_written(messages: list[Written], entry: object) -> None:
     read = Messages()
@@ -61,6 +67,17 @@ def test_the_messages_of_an_entry_are_those_that_were_written(messages: list[Wri
     assert set(entries) == {6}
     assert index == [*range(len(messages))] * 2
     assert set(us) == {1_700_000_000_000_000}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=200), st.integers(0, 1 << 41)), min_size=1))
+def test_a_message_alone_in_its_entry_keeps_its_event_time_among_batches(
+    messages: list[tuple[bool, bytes, int]],
+) -> None:
+    read = Messages()
+    for alone, payload, at in messages:
+        entry = single_entry(payload, at) if alone else entry_of_client([(1, payload, at)])
+        assert read.add(entry, FOREVER) == 1
+    assert read.arrivals().tolist() == [at * 1000 or -1 for _, _, at in messages]
 
 
 def test_a_replayed_message_and_one_of_another_program_have_no_route() -> None:
