@@ -1,6 +1,6 @@
 """Moves the commands of an installation to other topics, where push continues as the next owner.
 
-The other topics are in another Pulsar cluster, or of another generation with another number of partitions (H28), or both.
+The other topics are of a greater generation, in another Pulsar cluster, or with another number of partitions (H28), or both.
 Positions of one topic mean nothing in another one. So the move copies the logs in their order, notes where each copy is, and
 writes push's records with the positions of the copies. If the number differs, devices change partition. All commands of a
 device are in one former partition, so their order is kept.
@@ -96,13 +96,14 @@ class _Record(NamedTuple):
 def move(old: PulsarSettings, new: PulsarSettings) -> list[MovedPartition]:
     """Move the commands from the topics of ``old`` to those of ``new``, as ``move_commands``.
 
-    Raises ConfigError if both are the same topics.
+    Raises ConfigError if the generation of ``new`` is not greater: devices compare positions, which begin with it.
     """
-    if (old.service_url, old.system_topic(COMMANDS_TOPIC)) == (new.service_url, new.system_topic(COMMANDS_TOPIC)):
+    if new.command_generation <= old.command_generation:
         raise ConfigError(
-            f"both settings name {new.system_topic(COMMANDS_TOPIC)} at {new.service_url}",
-            remedy="give the settings of another cluster, or another pulsar.command_generation, and unset "
-            "PULSEBRIDGE_PULSAR__… in the environment",
+            f"pulsar.command_generation is {new.command_generation} in the new settings and {old.command_generation} in "
+            "the old ones, so devices could take new commands for repeats",
+            remedy=f"set it to {old.command_generation + 1} or more in the new settings, also for another cluster, and "
+            "unset PULSEBRIDGE_PULSAR__… in the environment",
         )
     with (
         PulsarAdmin(old, timeout_s=30) as old_admin,

@@ -11,7 +11,8 @@ policy as one without an answer.
 A position comes with a tag that proves who received it (``bridge.contract.tagged_positions``).
 
 A broadcast, on the topic of a group, has the position of the group command as correlation data, ``0.0.7.1.-1``, without a
-tag, because all members get the same. A device answers it on a topic of its own, ``<answer topic>/group/<device>``, which
+tag, because all members get the same. It begins with the generation of the commands as well: a cluster to which the commands
+moved has other numbers. A device answers it on a topic of its own, ``<answer topic>/group/<device>``, which
 the access list of the MQTT broker protects, with the position as correlation data or as five levels behind. The broadcast
 also names the group's previous command (``after``), and a device that has not had that one ignores the broadcast. Commands
 to a device that are of a group therefore name their group command, too: in user properties, or, of a broadcast with
@@ -87,7 +88,7 @@ def parse_answer(message: Message, topic: str, partition: int, generation: int =
     if text.endswith(f"/{ANSWER_FAILED_LEVEL}"):
         failed, text = True, text.removesuffix(f"/{ANSWER_FAILED_LEVEL}")
     if text.startswith(f"{GROUP_LEVEL}/"):
-        return _group_answer(message, text.removeprefix(f"{GROUP_LEVEL}/"), failed=failed)
+        return _group_answer(message, text.removeprefix(f"{GROUP_LEVEL}/"), generation, failed=failed)
     if text == f"{generation}/{partition}" and properties is not None:
         text = (properties.correlation_data or b"").decode("ascii", "replace")
     try:
@@ -99,8 +100,8 @@ def parse_answer(message: Message, topic: str, partition: int, generation: int =
     return DeviceAnswer(found.position, found.tag, message.payload, failed)
 
 
-def _group_answer(message: Message, text: str, *, failed: bool) -> DeviceAnswer | None:
-    """Read the answer to a broadcast; ``text`` is the device, and perhaps the position in levels."""
+def _group_answer(message: Message, text: str, generation: int, *, failed: bool) -> DeviceAnswer | None:
+    """Read the answer to a broadcast of this generation; ``text`` is the device, and perhaps the position in levels."""
     data = None if message.properties is None else message.properties.correlation_data
     if data is not None and text:
         device, position = text, data.decode("ascii", "replace")
@@ -109,9 +110,10 @@ def _group_answer(message: Message, text: str, *, failed: bool) -> DeviceAnswer 
     else:
         return None
     try:
-        return DeviceAnswer(CommandPosition.decode(position)[2], "", message.payload, failed, device)
+        of, _, found_at = CommandPosition.decode(position)
     except ContractError:
         return None
+    return DeviceAnswer(found_at, "", message.payload, failed, device) if of == generation else None
 
 
 def check_topic(command: Command, settings: PushSettings) -> None:
@@ -132,10 +134,10 @@ def outgoing(
     must not give it old commands at its return, because it had them at another one.
     """
     command, ref = push.command, push.command.ref
-    group = "" if ref is None else ref.position.encode(0)
+    group = "" if ref is None else ref.position.encode(0, tags.generation)
     if ref is not None and ref.after is not None:  # a broadcast: one position for all
         position, command_id = group, ref.command_id
-        after = _NONE if ref.after == BEFORE_ALL else ref.after.encode(0)
+        after = _NONE if ref.after == BEFORE_ALL else ref.after.encode(0, tags.generation)
         positions, levels = [(AFTER_PROPERTY, after)], [group, after]
         answer_to = f"{settings.answers.topic}/{GROUP_LEVEL}"
     else:

@@ -122,8 +122,9 @@ class PulsarSettings(Section):
     command_partitions: int = Field(4, ge=1, le=1024)
     """Partitions of new topics of commands; those of existing topics are fixed (H28): see pulsar.command_generation."""
     command_generation: int = Field(0, ge=0, le=999_999_999)
-    """Which commands topic is in force, with its cursors: commands, or commands-1, commands-2, …. To change the number of
-    partitions, raise it, set pulsar.command_partitions, and run `pulsebridge commands move`: see the page "Move to another cluster"."""
+    """Which commands topic is in force, with its cursors: commands, or commands-1, commands-2, …. Positions of commands
+    begin with it. To change the cluster or the number of partitions, raise it, and run `pulsebridge commands move`: see the
+    page "Move to another cluster"."""
     provision: Literal["create", "verify", "off"] = "create"
     """At the start of ingest and push: create namespaces, topics and subscriptions; verify that they exist, and fail
     with the missing commands; or off, without a request to Pulsar's admin."""

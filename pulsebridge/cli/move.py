@@ -19,7 +19,7 @@ def move(
 ) -> None:
     """Move all commands to another Pulsar cluster, or to another number of partitions: the page "Move to another cluster" says how.
 
-    The two settings differ by the cluster, or by pulsar.command_generation and pulsar.command_partitions, or both. The
+    The new settings have a greater pulsar.command_generation, and another cluster or pulsar.command_partitions. The
     stored commands are copied in their order, with what push knows of each device: what it had, what waits for it, and
     the positions that it may resume from. Push must not run on either side. Pulsar refuses commands to the former topic
     from then on. If it was interrupted, repeat it.

@@ -135,11 +135,12 @@ def test_the_commands_of_the_page_move_an_installation_under_load(
     root = mqtt_settings(stack).client_id
     with ExitStack() as undo:
         other = undo.enter_context(second_pulsar(stack))
-        for name, of, suffix in (("old", stack, ""), ("new", other, "-2")):
+        for generation, (name, of, suffix) in enumerate((("old", stack, ""), ("new", other, "-2"))):
             text = SETTINGS.format(mqtt=stack.mqtt_port, pulsar=of.pulsar_url, admin=of.admin_url, root=root)
             settings = yaml.safe_load(text)
             for key in ("namespace", "system_namespace"):
                 settings["pulsar"][key] += suffix
+            settings["pulsar"]["command_generation"] = generation
             (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
         old_ingest, old_push = (line.replace("new.yaml", "old.yaml") for line in (ingest, push))
         load = Load(stack, root, tmp_path)

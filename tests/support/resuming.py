@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,8 +35,14 @@ def resume_settings(
     return made.model_copy(update={"ingest": ingest})
 
 
+def _numbers(position: str) -> tuple[int, ...]:
+    return tuple(map(int, re.split("[./]", position)[:5]))
+
+
 class OffsetDevice:
-    """A device with a clean session; ``protocol`` is its MQTT version."""
+    """A device with a clean session; ``protocol`` is its MQTT version. It compares positions, as docs/devices/protocol.md says,
+    and group positions, as docs/devices/broadcasts.md says.
+    """
 
     def __init__(self, settings: Settings, name: str, *, protocol: str = "5") -> None:
         self.name = name
@@ -44,6 +51,12 @@ class OffsetDevice:
         self.places: dict[str, str] = {}
         """Payload to the position that came with it."""
         self.repeats: list[bool] = []
+        self.executed: list[str] = []
+        """Payloads, without those that it takes for a repeat."""
+        self._last: tuple[int, ...] = ()
+        self._last_of_group: tuple[int, ...] = ()
+        self._stored: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """What it had stored after the command at a position."""
         self.answers: list[dict[str, Any]] = []
         self._settings = settings
         root = settings.mqtt.client_id
@@ -68,18 +81,29 @@ class OffsetDevice:
             self.got.append("answer")
             return
         text = message.payload.decode()
-        levels = message.topic.removeprefix(self._commands).strip("/")
-        if levels:
-            self.repeats.append(levels.endswith("/repeat"))
-            self.places[text] = levels.removesuffix("/repeat")
-        elif message.properties is not None:
-            user = dict(message.properties.user)
-            self.repeats.append(user.get("repeat") == "1")
-            self.places[text] = user["position"]
+        position = message.topic.removeprefix(self._commands).strip("/")
+        user = {} if message.properties is None else dict(message.properties.user)
+        repeat = position.endswith("/repeat") or (not position and user.get("repeat") == "1")
+        self.places[text] = position.removesuffix("/repeat") or user["position"]
+        self.repeats.append(repeat)
+        self._execute(text, repeat, user.get("group-position", ""))
         self.got.append(text)
 
+    def _execute(self, text: str, repeat: bool, of_group: str) -> None:
+        at = _numbers(of_group or self.places[text])
+        last = self._last_of_group if of_group else self._last
+        if at == last or (repeat and at < last):
+            return
+        self.executed.append(text)
+        if of_group:
+            self._last_of_group = at
+        else:
+            self._last = at
+        self._stored[self.places[text]] = self._last, self._last_of_group
+
     def ask(self, payload: str) -> None:
-        """Publish a request, at QoS 1, and wait until the broker has it."""
+        """Publish a request, at QoS 1, and wait until the broker has it. From now on it knows no command after that."""
+        self._last, self._last_of_group = self._stored.get(payload, ((), ()))
         self._client.publish(self._asks, payload.encode())
         assert self._client.flush()
 

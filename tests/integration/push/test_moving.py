@@ -21,6 +21,8 @@ from bridge.inspect.devices.reading import PushTopics
 from bridge.pulsar.admin import PulsarAdmin, rest_path
 from bridge.pulsar.client import PulsarClient
 from bridge.pulsar.command_writer import CommandWriter
+from bridge.pulsar.provisioning import create_topic
+from bridge.pulsar.provisioning_plan import TopicNeed, push_needs
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
@@ -50,7 +52,11 @@ NAMES = ("a", "b", "away")
 
 @pytest.fixture(scope="module")
 def other(stack: LocalStack) -> Iterator[LocalStack]:
-    """A second Pulsar, beside the same MQTT broker."""
+    """A second Pulsar, beside the same MQTT broker. Its positions are before those of the first one."""
+    settings = provisioned(stack)
+    ledgers = TopicNeed(settings.system_topic("ledgers"), 30, ("s",))
+    with PulsarAdmin(settings, timeout_s=30) as admin:
+        create_topic(admin, ledgers)
     with new_stack(mqtt_url=stack.mqtt_url) as running:
         yield running
 
@@ -67,14 +73,12 @@ def old(stack: LocalStack, namespaces: PulsarSettings) -> Settings:
 
 @pytest.fixture
 def new(old: Settings, other: LocalStack) -> Settings:
-    made = old.model_copy(update={"pulsar": provisioned(other, command_partitions=PARTITIONS)})
-    provision(made)
-    return made
+    return old.model_copy(update={"pulsar": provisioned(other, command_partitions=PARTITIONS, command_generation=1)})
 
 
 def move(old: Settings, new: Settings, folder: Path, kill_at: str = "") -> subprocess.CompletedProcess[str]:
     """Run ``pulsebridge commands move``."""
-    names = ("service_url", "admin_url", "namespace", "system_namespace", "command_partitions")
+    names = ("service_url", "admin_url", "namespace", "system_namespace", "command_partitions", "command_generation")
     for name, settings in (("old", old), ("new", new)):
         pulsar = {key: getattr(settings.pulsar, key) for key in names}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({"pulsar": pulsar}), encoding="utf-8")
@@ -104,7 +108,9 @@ def owned(settings: Settings) -> int:
 
 
 def check(device: OffsetDevice, commands: Sequence[Command], *of: Settings) -> None:
-    """First arrivals are exactly these commands, in order; every repeat is marked. ``of``: where its receipts are."""
+    """First arrivals are exactly these commands, in order; every repeat is marked; the device executes all in order. ``of``:
+    where its receipts are.
+    """
     got = [payload for payload in device.got if payload != "answer"]
     if list(dict.fromkeys(got)) != [one.payload.decode() for one in commands]:
         ids = [one.command_id for one in commands if one.payload.decode() not in got]
@@ -119,6 +125,7 @@ def check(device: OffsetDevice, commands: Sequence[Command], *of: Settings) -> N
     for payload, repeat in zip(got, device.repeats, strict=True):
         assert repeat or payload not in first, f"{payload} came again and is not marked: {got}"
         first.add(payload)
+    assert list(dict.fromkeys(device.executed)) == list(dict.fromkeys(got))
 
 
 @pytest.mark.timeout(600)
@@ -127,7 +134,7 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
     old: Settings, new: Settings, tmp_path: Path, end: str
 ) -> None:
     of = {name: [command(old, name, number) for number in range(40)] for name in NAMES}
-    group = group_command(old, 1000)
+    first, group = group_command(old, 999), group_command(old, 1000)
     write_members(old, "presses", NAMES)
 
     def write(settings: Settings, first: int, last: int, *names: str) -> None:
@@ -136,6 +143,9 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
     with ExitStack() as undo:
         a, b, away = (undo.enter_context(OffsetDevice(old, name)) for name in NAMES)
         with PushProcess(old, tmp_path).owns(PARTITIONS) as push:
+            write_group_commands(old, [first])
+            for device in (a, b, away):
+                device.awaits(entries(first, [device.name]))
             write(old, 0, 10)
             for device in (a, b, away):
                 device.awaits(of[device.name][:10])
@@ -155,6 +165,9 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
                 push.kill()
         poll_for(lambda: owned(old) == 0, 60, "no push owns a partition", every=0.2)
         write(old, 30, 35)
+        undo.enter_context(running_ingest(new))
+        resumed, before = a.places["9"], len(a.executed)
+        a.ask(resumed)  # of the old cluster; it waits in the new one
 
         for point in MOVE_KILL_POINTS:
             assert move(old, new, tmp_path, point).returncode == -9, point
@@ -168,25 +181,26 @@ def test_h27_commands_that_move_to_another_cluster_are_complete_in_order_and_mar
 
         write(new, 0, 5, "b")  # a writer repeats what it wrote to the old cluster
         write(new, 35, 40)
-        with running_ingest(new), push_in_thread(new):
-            expected = {name: [*of[name][:10], *entries(group, [name]), *of[name][10:]] for name in NAMES}
-            a.awaits(of["a"])
+        with push_in_thread(new):
+            expected = {
+                name: [*entries(first, [name]), *of[name][:10], *entries(group, [name]), *of[name][10:]]
+                for name in NAMES
+            }
+            a.goes_on_with(expected["a"][11:])
             b.awaits(of["b"])
             says(new, "away", b"online")
             away.awaits(of["away"])
             check(a, expected["a"], old, new)
             check(b, expected["b"], old, new)
             check(away, expected["away"], old, new)
-            resumed = a.places["9"]  # of the old cluster
-            a.ask(resumed)
-            a.goes_on_with(expected["a"][10:])
+            assert a.executed[before:] == [one.payload.decode() for one in expected["a"][11:]]
             assert a.answers == [{"resumed": True, "from": resumed, "commands": 31}]
             b.ask(b.places["39"])
             poll_for(lambda: b.answers, 30, "the answer of the new cluster")
             assert b.answers[0]["commands"] == 0
             late = undo.enter_context(OffsetDevice(new, "late"))
             write_members(new, "presses", ["late"])
-            late.awaits(entries(group, ["late"]))
+            late.awaits([*entries(first, ["late"]), *entries(group, ["late"])])
             all_acknowledged(new)
         rows = receipts(new)
         assert {row.state for one in of["b"][:5] for row in rows[one.command_id]} >= {"duplicate"}
@@ -198,6 +212,9 @@ def test_topics_with_commands_of_their_own_are_refused_until_they_are_deleted(
     old: Settings, new: Settings, tmp_path: Path
 ) -> None:
     write_commands(old, [command(old, "a", 0)])
+    with PulsarAdmin(new.pulsar, timeout_s=30) as admin:  # as `pulsebridge provision` does
+        for need in push_needs(new.pulsar).topics:
+            create_topic(admin, need)
     write_commands(new, [command(old, "a", 1)])
     refused = move(old, new, tmp_path)
     assert refused.returncode == 1

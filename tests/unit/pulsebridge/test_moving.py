@@ -29,12 +29,13 @@ from bridge.contract.former_positions import TRIMMED, FormerPartition
 from bridge.contract.groups import MEMBER, GroupCommand, encode_group_command, member_key
 from bridge.contract.partitioning import partition_of
 from bridge.contract.segments import ParkedId, encode_segment, read_segment, segment_key
-from bridge.errors import TerminalError
+from bridge.errors import ConfigError, TerminalError
 from bridge.inspect.devices.acknowledged import Acknowledged
 from bridge.inspect.devices.reading import PushTopics
 from bridge.pulsar.messages import stored_message
 from bridge.push.cursor import Cursor
 from bridge.push.groups.roster import OWNER, Progress, Roster
+from bridge.settings.pulsar import PulsarSettings
 from pulsebridge import moving
 from pulsebridge.moving import MovedPartition, move_commands
 
@@ -253,6 +254,15 @@ def test_after_an_interruption_at_any_write_a_second_run_gives_the_same(old: Top
         left_over = new.left
         assert move(old, new) == []
         assert new.left == left_over, "what is done is left as it is"
+
+
+def test_a_generation_that_is_not_greater_is_refused_because_devices_compare_positions() -> None:
+    other = PulsarSettings(service_url="pulsar://other:6650", admin_url="http://other:8080", command_generation=1)
+    for former in (1, 2):
+        with pytest.raises(
+            ConfigError, match=rf"is 1 in the new settings and {former} .* set it to {former + 1} or more"
+        ):
+            moving.move(PulsarSettings(command_generation=former), other)
 
 
 def test_a_new_cluster_with_an_owner_or_commands_of_its_own_is_refused(old: Topics) -> None:

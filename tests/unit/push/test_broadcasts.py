@@ -312,6 +312,17 @@ def test_a_broadcast_and_the_copy_of_a_member_name_the_group_command() -> None:
     assert sent(entry(), TOPIC_SETTINGS, repeat=True)[0] == f"to/d/{tagged}/repeat/group/0/0/5/1/-1"
 
 
+def test_h28_the_positions_of_group_commands_begin_with_the_generation() -> None:
+    tags = PositionTags(b"secret", 4, 2)
+    for one in (the_broadcast(), entry()):
+        user = dict(outgoing(Push(1, position(1), one, False), DEVICE_SETTINGS, tags, 4, 0)[1].user)
+        assert user["group-position"] == "2.0.5.1.-1"
+        assert user.get("after", "2.0.5.0.-1") == "2.0.5.0.-1"
+    for where, counts in ((b"2.0.5.1.-1", True), (b"0.0.5.1.-1", False)):  # of the same number in the former cluster
+        answer = Message("a/group/d", b"", 1, False, False, 1, PublishProperties(correlation_data=where))
+        assert (parse_answer(answer, "a", 4, 2) is not None) == counts
+
+
 def test_the_answer_to_a_broadcast_names_device_and_group_command_in_either_way() -> None:
     def parsed(topic: str, data: bytes | None = None, *user: tuple[str, str]) -> tuple[object, ...] | None:
         properties = None if data is None else PublishProperties(user=user, correlation_data=data)
