@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from bridge.bounded_map import BoundedMap
 from bridge.contract import RESUME_TOPIC
 from bridge.mqtt.envelope import Envelope
+from bridge.mqtt.presence import PresenceRules, Sign
 from bridge.mqtt.types import Message
 from bridge.pulsar.wire.batches import head_of
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute, PerMessage, ResumeAsked, Route
@@ -141,6 +143,7 @@ class Targets:
         self.misses = 0
         """Messages whose topic was not in the cache, since the owner set it to 0."""
         self.resume_topic = settings.pulsar.system_topic(RESUME_TOPIC)
+        self._rules = PresenceRules(settings.push.presence.rules)
         every_s = settings.ingest.presence_interval
         self._sightings = Sightings(every_s) if every_s and alive is not None else None
         self._alive = alive
@@ -164,13 +167,15 @@ class Targets:
         if known is None:
             self.misses += 1
             outcome = self.mapper.route(topic)
+            if isinstance(outcome, Route) and self._rules.sign(message) is not None:
+                outcome = PerMessage(outcome.topic, partial(_same, outcome))  # the payload says whether it is a will
             known = self._target(topic, outcome) if isinstance(outcome, Route) else outcome
             if len(topic) <= _LONGEST_CACHED:
                 self.cache.put(topic, known)
         if isinstance(known, PerMessage):
             user = () if message.properties is None else message.properties.user
             route = known.of(message.payload, user)
-            return self._target(topic, route) if isinstance(route, Route) else route
+            return self._target(topic, route, self._rules.sign(message)) if isinstance(route, Route) else route
         if isinstance(known, ResumeAsked):
             envelope = self.envelope.of_topic(
                 topic, Route("resume", self.resume_topic, known.device, known.device, None)
@@ -178,8 +183,13 @@ class Targets:
             return Target(self.resume_topic, known.device, envelope, None)
         return known
 
-    def _target(self, topic: str, route: Route) -> Target:
+    def _target(self, topic: str, route: Route, sign: Sign | None = None) -> Target:
         seen = None
-        if self._sightings is not None and route.device is not None:
+        absent = sign is not None and not sign.alive
+        if self._sightings is not None and route.device is not None and not absent:
             seen = self._sightings.of(route.device)
         return Target(route.topic, route.key, self.envelope.of_topic(topic, route), seen)
+
+
+def _same(route: Route, _payload: bytes, _user: Sequence[tuple[str, str]]) -> Route:
+    return route

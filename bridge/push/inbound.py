@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -18,6 +18,7 @@ from bridge.contract import ORIGIN_PROPERTY, ORIGIN_PUSH
 from bridge.errors import DeniedError
 from bridge.killpoints import reach
 from bridge.mqtt.client import Link
+from bridge.mqtt.presence import PresenceRules
 from bridge.mqtt.refusals import subscriber, subscription_remedy
 from bridge.mqtt.types import Message, PublishProperties, Subscription
 from bridge.push.delivery import NO_SUBSCRIBERS
@@ -25,11 +26,9 @@ from bridge.push.device_protocol import DeviceAnswer, answer_filters, parse_answ
 from bridge.push.metrics import PushMetrics
 from bridge.push.partition import Partition
 from bridge.push.partition_log import PartitionLog
-from bridge.routing.templates import Filter
 from bridge.settings import Settings
-from bridge.settings.push import PresenceRule
 
-__all__ = ["Inbound", "PresenceRules", "Sign", "push_filters"]
+__all__ = ["Inbound", "push_filters"]
 
 log = structlog.get_logger("push")
 
@@ -38,30 +37,6 @@ _SHOWN: Final = 200
 _SIGNS_BYTES: Final = 64 * 1024 * 1024  # signs of devices that come before the takeover; devices name themselves
 _LOGGED: Final[dict[tuple[str, int, str], bool | str]] = {}
 """By broker and ``push.confirm`` what was logged last of its answers."""
-
-
-class Sign(NamedTuple):
-    """What one message says of a device."""
-
-    device: str
-    alive: bool
-
-
-class PresenceRules:
-    """Reads birth and will messages."""
-
-    def __init__(self, rules: Sequence[PresenceRule]) -> None:
-        """Raises ValueError for a filter that is none or that names no device."""
-        self._rules = [(Filter.parse(rule.filter), {text.encode() for text in rule.absent}) for rule in rules]
-        self.filters = tuple(dict.fromkeys(found.mqtt for found, _ in self._rules))
-
-    def sign(self, message: Message) -> Sign | None:
-        """Return what the message says, None when no rule is about it; the first rule that matches decides."""
-        for found, absent in self._rules:
-            captures = found.match(message.topic.split("/"))
-            if captures is not None:
-                return Sign(captures["device"], message.payload.strip() not in absent)
-        return None
 
 
 def push_filters(settings: Settings, partition: int) -> list[str]:

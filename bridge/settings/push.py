@@ -31,7 +31,8 @@ class PresenceRule(Section):
     filter: DeviceFilter = Field(min_length=1)
     """MQTT filter that captures the device: devices/+device/status."""
     absent: tuple[str, ...] = ("offline", "")
-    """Payloads for an offline device, such as its will; all others mean that it is online."""
+    """Payloads for an offline device, such as its will; all others mean that it is online. Ingest takes these for no sign
+    of life either, if a route reads the topic."""
 
 
 class GroupRule(Section):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from bridge.contract.commands import CommandPosition
 from bridge.contract.tagged_positions import SECRET_BYTES, PositionTags, read_from
 from bridge.errors import ContractError
+from bridge.mqtt.presence import PresenceRules
 from bridge.mqtt.types import Message, PublishProperties
 from bridge.push.device_protocol import parse_answer
-from bridge.push.inbound import PresenceRules
 from bridge.settings.push import PresenceRule
 from tests.fuzz.engine import Case, Check, Target
 from tests.support.messages import anything

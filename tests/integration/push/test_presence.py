@@ -14,6 +14,7 @@ from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.provisioning_plan import PRESENCE_RETENTION
 from bridge.settings import PulsarSettings, Settings
 from bridge.settings.ingest import IngestSettings
+from bridge.settings.push import PresenceRule
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import ingest_process, rule_for, running_ingest
 from tests.support.merging import merged
@@ -27,6 +28,7 @@ from tests.support.push import (
     push_settings,
     read_topic,
     receipts,
+    says,
     write_commands,
 )
 from tests.support.stack import mqtt_settings
@@ -91,6 +93,37 @@ def test_h31_any_publish_that_ingest_sees_wakes_a_parked_device(broker: LocalSta
         topic = settings.pulsar.system_topic(PRESENCE_TOPIC)
         assert admin.partition_count(topic) == 2
         assert PRESENCE_RETENTION in admin.stats(f"{topic}-partition-0")["subscriptions"]
+
+
+def test_h31_a_will_that_a_route_reads_as_well_wakes_no_device(broker: LocalStack, namespaces: PulsarSettings) -> None:
+    settings = both(broker, namespaces)
+    root = settings.push.client_id
+    rule = PresenceRule(filter=f"{root}/+device/status")
+    presence = settings.push.presence.model_copy(update={"rules": (rule,)})
+    settings = settings.model_copy(
+        update={
+            "push": settings.push.model_copy(update={"presence": presence}),
+            "ingest": IngestSettings(routes=(rule_for(root, filter=f"{root}/+device/status"),)),
+        }
+    )
+    provision(settings)
+    commands = [command(settings, "d", n) for n in range(5)]
+    with (
+        running_ingest(settings),
+        push_in_thread(settings) as metrics,
+        Devices(settings, lambda *_: True) as devices,
+    ):
+        poll_for(lambda: metrics.gauges["owned"].labels("0")._value.get() == 1, 30, "the partition is ours")
+        says(settings, "d", b"offline")
+        says(settings, "e", b"online")
+        poll_for(lambda: signs(settings, "e"), 30, "a birth after the will")
+        assert signs(settings, "d") == []
+        write_commands(settings, commands)
+        all_acknowledged(settings)  # parked
+        assert "d" not in devices.got
+        says(settings, "d", b"online")
+        devices.await_all(commands, 30)
+        devices.check(commands)
 
 
 def test_h31_what_ingest_saw_while_no_push_ran_wakes_at_the_takeover(

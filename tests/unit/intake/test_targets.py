@@ -8,6 +8,7 @@ from bridge.mqtt.types import Message
 from bridge.routing.mapper import LeftOut, Mapper, NoRoute
 from bridge.settings import Settings
 from bridge.settings.ingest import IngestSettings, TopicRule
+from bridge.settings.push import PresenceRule, PresenceSettings, PushSettings
 
 PLAIN = TopicRule(name="plain", filter="p/+device", topic="plain", device="{device}", command_topic="c/{device}")
 GATEWAY = TopicRule(name="gateway", filter="g/#", topic="gateway", device="{json:$.d}")
@@ -36,6 +37,21 @@ def test_a_rule_that_reads_the_message_is_asked_about_each() -> None:
     devices = [found(one, "g/1", payload) for payload in (b'{"d":"a"}', b'{"d":"b"}', b"", b'{"d":"a"}')]
     assert [of.key if isinstance(of, Target) else None for of in devices] == ["a", "b", None, "a"]
     assert one.misses == len(one.cache) == 1
+
+
+def test_a_will_is_no_sign_of_life_whichever_rule_reads_it_but_a_birth_is() -> None:
+    rules = (PresenceRule(filter="p/+device"), PresenceRule(filter="g/+device"))
+    settings = Settings(
+        ingest=IngestSettings(routes=(PLAIN, GATEWAY)), push=PushSettings(presence=PresenceSettings(rules=rules))
+    )
+    one = Targets(settings, Mapper(settings), Envelope(link="l", protocol="5", mark=False), lambda _device: None)
+    for topic, payload, alive in (
+        ("p/d", b"offline", False), ("p/d", b"online", True), ("p/d", b" offline\n", False), ("g/1", b'{"d":"a"}', True),
+    ):  # fmt: skip
+        target = found(one, topic, payload)
+        assert isinstance(target, Target)
+        assert (target.seen is not None) == alive, payload
+    assert one.misses == len(one.cache) == 2
 
 
 def test_h10_topics_do_not_fill_the_memory_and_long_ones_leave_room_for_the_others() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bridge.contract.commands import BEFORE_ALL, Command, CommandPosition
 from bridge.contract.segments import ParkedId, read_segment, segment_device
+from bridge.mqtt.presence import PresenceRules, Sign
 from bridge.mqtt.types import Message
 from bridge.push.actions import Ack, Action, Copy, Pull, Push, StoreCursor, StoreReceipt, StoreSegment
-from bridge.push.inbound import PresenceRules, Sign
 from bridge.push.partition import Partition
 from bridge.push.probes import Presence
 from bridge.push.segments import Parked
