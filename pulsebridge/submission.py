@@ -14,22 +14,25 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from pulsebridge.job_files import FOLDER, JobFiles
 from pulsebridge.packing import submit_words
 
 __all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_files"]
 
 JOB: Final = "pulsebridge_job.py"
-_SCRIPT: Final = '''"""The job of Pulsebridge, for spark-submit."""
+_SCRIPT: Final = '''"""The job of Pulsebridge, for spark-submit. Its first argument is the folder of the settings."""
 
+import os
 import sys
 
 from streaming.job import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    folder, *arguments = sys.argv[1:]
+    os.chdir(folder)  # paths in the settings are relative to it
+    sys.exit(main(["--config", "pulsebridge.yaml", *arguments]))
 '''
 _PROPERTIES: Final = "spark-defaults.conf"
-_SETTINGS: Final = "pulsebridge.yaml"
 _IN_IMAGE: Final = "/opt/pulsebridge"
 _JOBS_OWN: Final = (
     "spark.sql.session.timeZone",
@@ -66,7 +69,7 @@ def line(target: Target, pex: Path, master: str, jars: Sequence[Path]) -> str:
     """Return the command that submits the jobs, for the folder of the packed file. Not for Databricks."""
     if target is Target.standalone:
         words = submit_words(pex, master, jars)
-        return shlex.join([*words, "--properties-file", _PROPERTIES, JOB, "--config", _SETTINGS])
+        return shlex.join([*words, "--properties-file", _PROPERTIES, JOB, FOLDER])
     words = ["spark-submit", "--master", master, "--deploy-mode", "cluster", "--properties-file", _PROPERTIES]
     if target is Target.yarn:
         # In cluster mode the driver's Python is the executors': both find the file in their working folder.
@@ -75,9 +78,10 @@ def line(target: Target, pex: Path, master: str, jars: Sequence[Path]) -> str:
             "--conf", f"spark.executorEnv.PYSPARK_PYTHON=./{pex.name}",
             "--conf", "spark.yarn.appMasterEnv.PEX_ROOT=./.pex",
             "--conf", "spark.executorEnv.PEX_ROOT=./.pex",
-            "--files", f"{pex.name},{_SETTINGS}",
+            "--files", pex.name,
+            "--archives", f"{FOLDER}.zip#{FOLDER}",
             "--jars", ",".join(map(str, jars)),
-            JOB, "--config", _SETTINGS,
+            JOB, FOLDER,
         ]  # fmt: skip
     else:
         python = f"{_IN_IMAGE}/{pex.name}"
@@ -88,7 +92,7 @@ def line(target: Target, pex: Path, master: str, jars: Sequence[Path]) -> str:
             "--conf", "spark.kubernetes.driverEnv.PEX_ROOT=/tmp/pex",
             "--conf", "spark.executorEnv.PEX_ROOT=/tmp/pex",
             "--jars", ",".join(f"local://{_IN_IMAGE}/jars/{jar.name}" for jar in jars),
-            f"local://{_IN_IMAGE}/{JOB}", "--config", f"{_IN_IMAGE}/{_SETTINGS}",
+            f"local://{_IN_IMAGE}/{JOB}", f"{_IN_IMAGE}/{FOLDER}",
         ]  # fmt: skip
     return shlex.join(words)
 
@@ -99,8 +103,10 @@ def dockerfile(pex: Path) -> str:
         "# SPARK_IMAGE: an image of Spark 4 with a CPython of the packing Python's minor version.\n"
         "ARG SPARK_IMAGE\n"
         "FROM ${SPARK_IMAGE}\n"
-        f"COPY {pex.name} {JOB} {_SETTINGS} {_IN_IMAGE}/\n"
+        f"COPY {pex.name} {JOB} {_IN_IMAGE}/\n"
         f"COPY jars {_IN_IMAGE}/jars\n"
+        "# 185: the user of Spark's images. Great Expectations writes its Data Docs beside the suites.\n"
+        f"COPY --chown=185 {FOLDER} {_IN_IMAGE}/{FOLDER}\n"
     )
 
 
@@ -119,7 +125,7 @@ def databricks_job(wheel: str, needs: Iterable[str], defaults: Mapping[str, str]
                 "task_key": "jobs",
                 "spark_python_task": {
                     "python_file": f"{volume}/{JOB}",
-                    "parameters": ["--config", f"{volume}/{_SETTINGS}"],
+                    "parameters": [f"{volume}/{FOLDER}"],
                 },
                 "new_cluster": {
                     "spark_version": "RUNTIME",
@@ -135,28 +141,39 @@ def databricks_job(wheel: str, needs: Iterable[str], defaults: Mapping[str, str]
     }
 
 
-def notes(target: Target) -> list[str]:
+def notes(target: Target, files: JobFiles) -> list[str]:
     """Return the steps before the command, and the test status."""
-    found = [f"{_SETTINGS}: your settings, in the same folder; all machines must reach streaming.root and the tables"]
+    found = [f"{FOLDER}: your settings and their files; all machines must reach streaming.root and the tables"]
+    found += files.notes
     if target is Target.standalone:
         return [*found, "tested: a master and two workers as processes, client mode"]
     if target is Target.k8s:
         found.append("first: docker build --build-arg SPARK_IMAGE=… -t IMAGE . in this folder, and push it")
     if target is Target.databricks:
         found.append(
-            "first: copy the wheel, the script and the settings into the volume; RUNTIME must have Spark 4 and "
+            f"first: copy the wheel, the script and {FOLDER} into the volume; RUNTIME must have Spark 4 and "
             "a Python from 3.10 on; then: databricks jobs create --json @databricks-job.json"
         )
     return [*found, "not tested on such a cluster"]
 
 
 def write_files(
-    target: Target, artefact: Path, *, jars: Sequence[Path], properties: Path, job: Mapping[str, Any]
+    target: Target,
+    artefact: Path,
+    *,
+    files: JobFiles,
+    jars: Sequence[Path],
+    properties: Path,
+    job: Mapping[str, Any],
 ) -> list[Path]:
     """Write the additional files into the folder of the packed file or wheel; return them. ``properties`` is
     conf/spark-defaults.conf, ``job`` the body for Databricks.
     """
     folder = artefact.parent
+    files.copy_to(folder)
+    written = [folder / FOLDER]
+    if target is Target.yarn:
+        written.append(Path(shutil.make_archive(str(folder / FOLDER), "zip", folder / FOLDER)))
     texts = {JOB: _SCRIPT}
     if target is Target.k8s:
         texts["Dockerfile"] = dockerfile(artefact)
@@ -169,4 +186,4 @@ def write_files(
         texts[_PROPERTIES] = properties.read_text(encoding="utf-8")
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    return [folder / name for name in texts]
+    return [*written, *(folder / name for name in texts)]

@@ -46,6 +46,8 @@ __all__ = [
     "PREFIX",
     "Loaded",
     "conf_path",
+    "content_of",
+    "file_of",
     "load",
     "load_with_origins",
 ]
@@ -150,9 +152,9 @@ def load_with_origins(
     """
     environ = os.environ if environ is None else environ
     layers = _Layers()
-    file = _file(config, environ)
+    file = file_of(config, environ)
     if file is not None:
-        _put_layer(layers, _flat(_content(file), (), f"file {file}"), _put_value)
+        _put_layer(layers, _flat(content_of(file), (), f"file {file}"), _put_value)
     _put_layer(layers, _variables(environ), _put_text, any_case=True)
     if isinstance(overrides, Mapping):
         _put_layer(layers, _by_path(overrides, "given by the caller"), _put_value)
@@ -169,7 +171,8 @@ def load_with_origins(
 # --- the layers ---------------------------------------------------------------------------------------------
 
 
-def _file(config: Path | None, environ: Mapping[str, str]) -> Path | None:
+def file_of(config: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Return the settings file for the value of ``--config``; None without one."""
     if config is not None:
         return config
     if environ.get(CONFIG_VARIABLE):
@@ -194,7 +197,8 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _content(file: Path) -> Mapping[Any, Any]:
+def content_of(file: Path) -> Mapping[Any, Any]:
+    """Return the unchecked content of a settings file. Raises ConfigError if it is not a mapping in YAML."""
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from enum import Enum
@@ -63,6 +64,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command("package")
     def package(
+        config: ConfigOption = None,
         target: Annotated[Target, typer.Option("--for", help="The kind of cluster.")] = Target.standalone,
         out: Annotated[
             Path,
@@ -74,7 +76,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         master: Annotated[str | None, typer.Option("--master", help="The cluster of the printed submission.")] = None,
     ) -> None:
-        """Pack the job for a Spark cluster; print the submission.
+        """Pack the job for a Spark cluster, with the settings and their files; print the submission.
 
         For standalone, yarn and k8s it packs one file (PEX); each machine needs only a Python of the same minor
         version. For databricks it writes the wheel and a job in JSON. Spark itself is not packed. Suites of Great
@@ -82,7 +84,7 @@ def register(app: typer.Typer) -> None:
 
         Example: pulsebridge package --for yarn --extra spark --extra quality
         """
-        _package(target, out, extras, master)
+        _package(config, target, out, extras, master)
 
 
 _HELP = """Run the Spark pipeline: tables, views and alerts.
@@ -118,13 +120,15 @@ def _stream(arguments: list[str], *, print_only: bool) -> None:
     sys.exit(main(arguments, job_session))
 
 
-def _package(target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
-    from bridge.settings.loading import conf_path
+def _package(config: Path | None, target: Target, out: Path, extras: list[str] | None, master: str | None) -> None:
+    from bridge.settings.loading import conf_path, file_of
     from pulsebridge import packing, submission
     from pulsebridge.downloads.spark_jars import delta_jars
+    from pulsebridge.job_files import job_files
     from streaming.session import spark_defaults
 
     wanted = extras or packing.EXTRAS
+    files = job_files(file_of(config, os.environ))
     job: dict[str, object] = {}
     if target is Target.databricks:
         artefact = packing.build_wheel(out.absolute().parent)
@@ -132,10 +136,12 @@ def _package(target: Target, out: Path, extras: list[str] | None, master: str | 
     else:
         artefact = packing.pack(out, extras=wanted)
     jars = [] if target is Target.databricks else delta_jars()
-    written = submission.write_files(target, artefact, jars=jars, properties=conf_path("spark-defaults.conf"), job=job)
+    written = submission.write_files(
+        target, artefact, files=files, jars=jars, properties=conf_path("spark-defaults.conf"), job=job
+    )
     for file in (artefact, *written):
         typer.echo(f"# wrote {file}")
-    for note in submission.notes(target):
+    for note in submission.notes(target, files):
         typer.echo(f"# {note}")
     if target is not Target.databricks:
         typer.echo(

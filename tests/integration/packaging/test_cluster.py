@@ -26,6 +26,7 @@ from bridge.pulsar.provisioning import provision_commands
 from bridge.settings.loading import conf_path
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.downloads.spark_jars import delta_jars
+from pulsebridge.job_files import job_files
 from pulsebridge.submission import Target, line, write_files
 from tests.support import cluster_job
 from tests.support.bronze_rows import reading
@@ -106,7 +107,7 @@ def test_stream_and_batch_give_each_message_once_from_the_packed_file_alone(
 
 @pytest.mark.long
 def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
-    packed: Path, cluster: Cluster, namespaces: PulsarSettings
+    packed: Path, cluster: Cluster, namespaces: PulsarSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bronze, readings, quarantine and alerts, by the files that ``pulsebridge package --for standalone`` writes; then on
     half the executors, where ``TEST_CLUSTERS=all``.
@@ -128,7 +129,6 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             f"spark.executorEnv.PEX_ROOT {cluster.unpacked}\n",
             encoding="utf-8",
         )
-        write_files(Target.standalone, place / packed.name, jars=[], properties=properties, job={})
         wanted = {
             "pulsar": {
                 name: getattr(namespaces, name)
@@ -137,12 +137,16 @@ def test_the_jobs_run_on_a_standalone_cluster_as_the_printed_line_says(
             "streaming": {
                 "root": str(folder / "tables"),
                 "topics": ["wearables"],
-                "alerts": str(place / "rules.yaml"),
+                "alerts": "rules.yaml",
             },
         }
         low = {"name": "glucose-low", "metric": "glucose", "kind": "below", "limit": 70}
-        (place / "rules.yaml").write_text(yaml.safe_dump({"alerts": [low]}), encoding="utf-8")
-        (place / "pulsebridge.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
+        monkeypatch.chdir(folder)
+        Path("rules.yaml").write_text(yaml.safe_dump({"alerts": [low]}), encoding="utf-8")
+        Path("plant.yaml").write_text(yaml.safe_dump(wanted), encoding="utf-8")
+        files = job_files(Path("plant.yaml"))
+        write_files(Target.standalone, place / packed.name, files=files, jars=[], properties=properties, job={})
+        Path("rules.yaml").unlink()
         words = shlex.split(line(Target.standalone, packed, cluster.url, delta_jars()))
         run_to_the_end([*words, "--available-now"], cluster, place)
         assert rows_in(folder / "tables") == {"bronze": 3, "readings": 6, "quarantine": 1}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pulsebridge.job_files import FOLDER, JobFiles
 from pulsebridge.packing import needs_of
 from pulsebridge.submission import (
     JOB,
@@ -29,14 +30,14 @@ def test_the_whole_line_names_python_jars_properties_job_and_settings(target: Ta
     assert any(word.endswith("pulsebridge.pex") and "PYSPARK_PYTHON=" in word for word in words)
     assert words[words.index("--jars") + 1].count("delta.jar") == 1
     assert words[words.index("--properties-file") + 1] == "spark-defaults.conf"
-    assert words[-3].endswith(JOB)
-    assert words[-2:-1] == ["--config"]
+    assert words[-2].endswith(JOB)
+    assert words[-1].endswith(FOLDER)
     assert ("cluster" in words) is (target is not Target.standalone)
 
 
 def test_untested_versions_are_named() -> None:
-    assert not any("not tested" in note for note in notes(Target.standalone))
-    assert all(any("not tested" in n for n in notes(t)) for t in Target if t is not Target.standalone)
+    assert not any("not tested" in note for note in notes(Target.standalone, JobFiles()))
+    assert all(any("not tested" in n for n in notes(t, JobFiles())) for t in Target if t is not Target.standalone)
 
 
 def test_the_script_runs_the_job(tmp_path: Path) -> None:
@@ -44,8 +45,8 @@ def test_the_script_runs_the_job(tmp_path: Path) -> None:
     properties.write_text("spark.app.name x\n")
     jars = [tmp_path / "delta.jar"]
     jars[0].write_bytes(b"jar")
-    written = write_files(Target.k8s, tmp_path / "p.pex", jars=jars, properties=properties, job={})
-    assert {file.name for file in written} == {JOB, "Dockerfile", "spark-defaults.conf"}
+    written = write_files(Target.k8s, tmp_path / "p.pex", files=JobFiles(), jars=jars, properties=properties, job={})
+    assert {file.name for file in written} == {JOB, FOLDER, "Dockerfile", "spark-defaults.conf"}
     assert (tmp_path / "jars/delta.jar").read_bytes() == b"jar"
     assert "COPY p.pex" in dockerfile(tmp_path / "p.pex")
     compile((tmp_path / JOB).read_text(), JOB, "exec")
@@ -53,7 +54,7 @@ def test_the_script_runs_the_job(tmp_path: Path) -> None:
 
 def test_databricks_gets_the_wheel_its_needs_and_nothing_of_spark(tmp_path: Path) -> None:
     job = databricks_job("p.whl", needs_of(("spark", "avro")), spark_defaults())
-    write_files(Target.databricks, tmp_path / "p.whl", jars=[], properties=tmp_path, job=job)
+    write_files(Target.databricks, tmp_path / "p.whl", files=JobFiles(), jars=[], properties=tmp_path, job=job)
     (task,) = json.loads((tmp_path / "databricks-job.json").read_text())["tasks"]
     needs = [entry["pypi"]["package"] for entry in task["libraries"] if "pypi" in entry]
     assert any(need.startswith("pyarrow") for need in needs)
