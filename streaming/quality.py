@@ -32,17 +32,19 @@ _log = structlog.get_logger("stream")
 
 
 def validated_since(
-    spark: SparkSession, table: Table, quarantine: Table, name: str, version: int, since: datetime
+    spark: SparkSession, table: Table, quarantine: Table, name: str, version: int | None, since: datetime
 ) -> DataFrame:
-    """Return the rows that a table's suite validated. They were written to the table after ``version``, or to
-    quarantine after ``since``.
+    """Return the rows that a table's suite validated. They were written to the table after ``version``, or are there
+    now if it is None; or they were written to quarantine after ``since``.
     """
     from pyspark.sql import functions as F
 
     rows = table.read(spark)
     kept = [c for c in rows.columns if c != "_warnings"]
-    came = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", str(version + 1))
-    good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
+    good = rows
+    if version is not None:
+        came = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", str(version + 1))
+        good = (came.table(table.sql) if table.by_name else came.load(table.where)).where("_change_type = 'insert'")
     schema = rows.select(*map(quoted, kept)).schema
     bad = quarantine.read(spark).where((F.col("table") == name) & (F.col("validated_at") > F.lit(since)))
     failed = bad.where("row IS NOT NULL").select(F.from_json("row", schema).alias("r")).select("r.*")
@@ -57,7 +59,7 @@ def all_verdicts(spark: SparkSession, reader: Reader, name: str, suite: Suite) -
     folder = reader.settings.streaming.suites
     assert folder is not None  # the suite is in it
     begin = datetime.fromtimestamp(0, timezone.utc)
-    rows = validated_since(spark, reader.table(name), reader.table(QUARANTINE), name, -1, begin).persist()
+    rows = validated_since(spark, reader.table(name), reader.table(QUARANTINE), name, None, begin).persist()
     try:
         return run_checkpoint(folder, name, suite, rows)
     finally:
