@@ -24,10 +24,10 @@ _STANDARD: Final = (1, 2)
 
 
 @contextmanager
-def printing_to(file: Path) -> Iterator[None]:
+def printing_to(file: Path, console: int = 1) -> Iterator[None]:
     """Redirect the output of processes that start within the block to a file.
 
-    Lines of our log go to the console. Raises ConfigError if the file cannot be written.
+    Lines of our log go to the file descriptor ``console``. Raises ConfigError if the file cannot be written.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def printing_to(file: Path) -> Iterator[None]:
     reading, writing = os.pipe()
     originals = [os.dup(number) for number in _STANDARD]
     copying = threading.Thread(
-        target=_copy, args=(os.fdopen(reading, "rb"), os.fdopen(os.dup(1), "wb", 0), out), daemon=True
+        target=_copy, args=(os.fdopen(reading, "rb"), os.fdopen(os.dup(console), "wb", 0), out), daemon=True
     )
     copying.start()
     try:

@@ -119,14 +119,13 @@ class Lab:
 
     @property
     def spark(self) -> SparkSession:
-        """The notebook's Spark session: of this process, or with SPARK_REMOTE of Spark Connect."""
+        """The notebook's Spark session, as the job's: of this process, or with SPARK_REMOTE of Spark Connect."""
         if self._spark is None:
-            from pulsebridge.spark_session import job_session, local_session
+            from pulsebridge.spark_session import job_session
 
             # With this setting an error names the line of its cell.
             lines = {"spark.python.sql.dataFrameDebugging.enabled": "true"}
-            remote = "SPARK_REMOTE" in os.environ
-            self._spark = job_session(self.settings) if remote else local_session("notebook", more=lines)
+            self._spark = job_session(self.settings, more=lines)
         return self._spark
 
     @property
@@ -235,6 +234,7 @@ class Lab:
         body: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         streaming = body.setdefault("streaming", {})
         streaming.setdefault("root", str(self.folder / "lakehouse"))
+        streaming.setdefault("spark", {}).setdefault("log", str(self.folder / "spark.log"))
         if self._config is None:
             shutil.copytree(conf_path("demo/gx"), self.folder / "gx")  # GX writes its Data Docs there
             streaming["suites"] = str(self.folder / "gx")

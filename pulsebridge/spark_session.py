@@ -31,22 +31,22 @@ _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 """Name of the setting with the class that writes checkpoints."""
 
 
-def job_session(settings: Settings) -> SparkSession:
+def job_session(settings: Settings, *, console: int = 1, more: Mapping[str, str | None] | None = None) -> SparkSession:
     """Return the job's session: of spark-submit or a Spark Connect server, else of this process.
 
-    A session of this process prints to ``streaming.spark.log``. Raises ConfigError if Delta is not on the class path,
-    MissingExtraError without pyspark.
+    A session of this process prints to ``streaming.spark.log``, and lines of our log to the file descriptor ``console``.
+    ``more``: its further Spark settings. Raises ConfigError if Delta is not on the class path, MissingExtraError without pyspark.
     """
     if "SPARK_REMOTE" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
         return submitted_session()
     jars = delta_jars(settings.local.cache_dir)
     given = settings.streaming.spark
     lower_priority(given.nice)
-    more: dict[str, str | None] = {"spark.driver.memory": f"{given.driver_memory // 1024**2}m"}
+    own: dict[str, str | None] = {"spark.driver.memory": f"{given.driver_memory // 1024**2}m", **(more or {})}
     if "://" in settings.streaming.root:
-        more[_CHECKPOINTS] = None
-    with printing_to(given.log):
-        spark = local_session(jars=jars, master=given.master, profile=given.profile, more=more)
+        own[_CHECKPOINTS] = None
+    with printing_to(given.log, console):
+        spark = local_session(jars=jars, master=given.master, profile=given.profile, more=own)
     check_session(spark)
     return spark
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -108,16 +108,22 @@ def carry_out(job: Job, kind: str, table: str = "", **arguments: Any) -> None:
 
 @contextmanager
 def job_of(settings: Settings) -> Iterator[Job]:
-    """Yield the pipeline in a local session; none of its flows runs."""
+    """Yield the pipeline in a session like the job's; none of its flows runs. Spark prints to a log of its own, because
+    the job may run in the same folder, and nothing to stdout.
+    """
     from rich.console import Console
 
-    from pulsebridge.spark_session import local_session
+    from pulsebridge.spark_session import job_session
     from streaming.job import Job
     from streaming.loading import pipeline_of
 
     pipeline = pipeline_of(settings)  # an error in the files is reported before Spark starts
-    with Console(file=sys.stderr).status("starting Spark"):
-        spark = local_session("pulsebridge tables")
+    log = settings.streaming.spark.log
+    spark_settings = settings.streaming.spark.model_copy(update={"log": log.with_stem(f"{log.stem}-upkeep")})
+    streaming = settings.streaming.model_copy(update={"spark": spark_settings})
+    # The session's start redirects the descriptor of stderr, but not its copy.
+    with os.fdopen(os.dup(2), "w") as console, Console(file=console).status("starting Spark"):
+        spark = job_session(settings.model_copy(update={"streaming": streaming}), console=2)
     try:
         yield Job(spark, settings, pipeline)
     finally:

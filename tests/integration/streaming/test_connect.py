@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,6 +175,36 @@ def test_the_job_gives_the_same_through_spark_connect_and_walk_d(
     done = job(config, tmp_path / "there", "--only", "comfort", SPARK_REMOTE=remote)
     assert done.returncode == 0, done.stdout[-6000:]
     assert rows_of(tmp_path / "there" / "lakehouse" / "comfort") == there["comfort"], "a second run adds nothing"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_commands_on_tables_have_the_session_of_the_job(
+    config: dict[str, Any], remote: str, tmp_path: Path
+) -> None:
+    there = {"SPARK_REMOTE": remote}
+    done = job(config, tmp_path, "--only", "bronze", "--only", "comfort", **there)
+    assert done.returncode == 0, done.stdout[-6000:]
+    verdicts = json.loads(said(tmp_path, there, "quality", "run", "comfort", "--json", code=1))
+    assert any(one["rule"] == "expect_column_mean_to_be_between(humidity)" for one in verdicts)
+    told = "        2  comfort  expect_column_values_to_be_between(temperature)\n"
+    assert told in said(tmp_path, there, "quarantine", "list", "--table", "comfort")
+    rebuilt = said(tmp_path, there, "tables", "rebuild", "comfort")
+    assert rebuilt == "comfort: 15 messages give 12 rows, and 3 in quarantine\n"
+    log = tmp_path / "build/spark-upkeep.log"
+    assert not log.exists()
+    assert json.loads(said(tmp_path, {}, "quality", "run", "comfort", "--json", code=1)) == verdicts
+    assert log.is_file()
+
+
+def said(folder: Path, more: Mapping[str, str], *words: str, code: int = 0) -> str:
+    """Run a command beside the settings; return its stdout. ``more`` are environment variables."""
+    done = subprocess.run(
+        pulsebridge_command(*words), env=environment(**more), cwd=folder, timeout=patient(300), check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr[-6000:]
+    return done.stdout
 
 
 @pytest.mark.thorough
