@@ -131,6 +131,15 @@ def is_at_end(settings: PulsarSettings, topic: str, last: CommandPosition) -> bo
     return ledgers is None or ledgers.end[:2] <= last[:2]
 
 
+def _has_ended(settings: PulsarSettings, topic: str, last: CommandPosition) -> bool:
+    """Whether the ledgers, as the admin lists them, end at ``last``."""
+    try:
+        ledgers = ledgers_of(settings, topic)
+    except TransientError:
+        return False
+    return ledgers is not None and ledgers.end[:2] <= last[:2]
+
+
 def read_to_end(
     reader: Any,
     settings: PulsarSettings,
@@ -160,8 +169,10 @@ def read_to_end(
         try:
             with our_errors(f"reading {topic}"):
                 denied = not reader.has_message_available()
-        except TransientError as e:  # its client connects again
+        except TransientError as e:  # its client connects again, but not always at the end of a terminated topic
             denied, lost = False, e
+            if _has_ended(settings, topic, last):
+                return
         at_end = denied and (trusting or is_at_end(settings, topic, last))
         if at_end or (at_end is None and last != BEFORE_ALL):
             return

@@ -207,6 +207,13 @@ def test_a_reader_without_a_connection_is_given_time_to_connect_again(monkeypatc
         list(read_to_end(Lost(0, 9), PulsarSettings(), "commands"))
 
 
+def test_a_reader_without_a_connection_ends_where_the_ledgers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a partition that was terminated and never written, when commands move (H28)."""
+    shown(monkeypatch, stats({3: 0}))
+    monkeypatch.setattr("bridge.pulsar.topic_end._PATIENCE_S", 0.0)
+    assert list(read_to_end(Lost(0, 10**6), PulsarSettings(), "commands")) == []
+
+
 def test_h48_a_read_without_a_known_end_does_not_count_as_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
