@@ -244,13 +244,12 @@ class Connection:
         one = CommandSource(given, f"send-{uuid.uuid4().hex[:12]}", self.settings.max_name_bytes).named(fields)
         since = self._receipts_since()
         (stored,) = CommandWriter(self._pulsar).write([one])
-        position = stored.position.encode(stored.partition)
         record = {
             "command_id": one.command_id,
             "device": getattr(one, "device", ""),
             "group": getattr(one, "group", ""),
         }
-        return Sent(Records([{**record, "mqtt_topic": one.mqtt_topic, "position": position}]), since)
+        return Sent(Records([{**record, "mqtt_topic": one.mqtt_topic, "position": stored.position}]), since)
 
     def command_topic(self) -> str:
         """Return the MQTT topic of commands to devices, with ``{device}`` in it. Raises ConfigError if the routes do not

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from bridge.contract.commands import Command, CommandPosition
+from bridge.contract.commands import Command
 from bridge.contract.groups import GroupCommand, command_message
 from bridge.contract.partitioning import partition_of
 from bridge.errors import TerminalError
@@ -25,11 +25,10 @@ _MOST: Final = 1000
 
 
 class StoredCommand(NamedTuple):
-    """A command that Pulsar has stored, and its partition and position there."""
+    """A command that Pulsar has stored, and its position there, as its receipts have it."""
 
     command: Command | GroupCommand
-    partition: int
-    position: CommandPosition
+    position: str
 
 
 class CommandWriter:
@@ -53,16 +52,16 @@ class CommandWriter:
 
     def _write(self, some: list[Command | GroupCommand]) -> Iterator[StoredCommand]:
         receipts = Receipts()
-        partitions = [self._send(number, command, receipts) for number, command in enumerate(some)]
+        sent = [self._send(number, command, receipts) for number, command in enumerate(some)]
         receipts.wait_for_all("writing commands", self._patience_s, lambda: False)
         for number, command in enumerate(some):
             error = receipts.error(number, f"writing command {command.command_id!r}")
             if error is not None:
                 raise error
-            yield StoredCommand(command, partitions[number], position_of(receipts.message_id(number)))
+            yield StoredCommand(command, position_of(receipts.message_id(number)).encode(*sent[number]))
 
-    def _send(self, number: int, command: Command | GroupCommand, receipts: Receipts) -> int:
-        """Send a command, and return its partition."""
+    def _send(self, number: int, command: Command | GroupCommand, receipts: Receipts) -> tuple[int, int]:
+        """Send a command, and return the partition and the generation of its topic."""
         local, key, properties, event_ms = command_message(command)
         topic, names = self._settings.system_topic(local), self._writers.partitions(local)
         if names == [topic]:
@@ -80,7 +79,7 @@ class CommandWriter:
                 partition_key=key,
                 event_timestamp=event_ms or None,
             )
-        return partition
+        return partition, self._settings.generation_of(local)
 
 
 def _batches(commands: Iterable[Command | GroupCommand | None]) -> Iterator[list[Command | GroupCommand]]:

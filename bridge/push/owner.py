@@ -220,7 +220,7 @@ class Owner:
             CursorsAged: self._write_cursors,
         }
         if self._trace:
-            effects.trace = Tracer(self._trace, core, self._log.partition).see
+            effects.trace = Tracer(self._trace, core, self._log.partition, settings.pulsar.command_generation).see
 
     def _ask(self, position: CommandPosition) -> bytes | None:
         return self._payloads.ask(position, lambda at, payload: self._connection.post(PayloadCame(at, payload)))

@@ -66,11 +66,13 @@ class _Traced:
 class Tracer:
     """Logs the steps of the commands that are traced; all on the partition's thread."""
 
-    def __init__(self, wanted: str, core: Partition, partition: int, most: int = _MOST) -> None:
-        """``wanted`` is a command's id, a device, or ``all``; the oldest of more than ``most`` commands are forgotten."""
+    def __init__(self, wanted: str, core: Partition, partition: int, generation: int, most: int = _MOST) -> None:
+        """``wanted`` is a command's id, a device, or ``all``; ``generation`` is that of the commands topic. The oldest of more
+        than ``most`` commands are forgotten.
+        """
         self._wanted = wanted
         self._core = core
-        self._partition = partition
+        self._topic = partition, generation
         self._most = most
         self._known: OrderedDict[CommandPosition, _Traced] = OrderedDict()
 
@@ -141,6 +143,6 @@ class Tracer:
             device=one.device,
             at=datetime.fromtimestamp(now_us / 1e6, timezone.utc).isoformat(timespec="milliseconds"),
             ms=ms,
-            position=position.encode(self._partition),
+            position=position.encode(*self._topic),
             **{key: value for key, value in more.items() if value is not None},
         )

@@ -94,7 +94,7 @@ def _families_shown(topics: PushTopics, families: list[Family]) -> list[dict[str
     views: dict[int, PartitionView] = {}
     shown = []
     for family in families:
-        copies = [copy_json(one, _queue(topics, views, one)) for one in family.in_order]
+        copies = [copy_json(one, _queue(topics, views, one), topics) for one in family.in_order]
         shown.append(
             {
                 "id": family.root,

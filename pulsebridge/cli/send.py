@@ -158,12 +158,12 @@ def _seconds(timeout: str) -> float:
 
 
 def _stored(one: StoredCommand, *, as_json: bool) -> str:
-    command, position = one.command, one.position.encode(one.partition)
+    command = one.command
     device, group = getattr(command, "device", ""), getattr(command, "group", "")
     if not as_json:
-        return text_of([f"{command.command_id} for {device or f'group {group}'}: stored at {position}"])
+        return text_of([f"{command.command_id} for {device or f'group {group}'}: stored at {one.position}"])
     shown = {"command_id": command.command_id, "device": device, "group": group, "mqtt_topic": command.mqtt_topic}
-    return json_text(shown | {"state": "stored", "position": position})
+    return json_text(shown | {"state": "stored", "position": one.position})
 
 
 def _receipt(receipt: Receipt, *, as_json: bool) -> str:

@@ -128,15 +128,15 @@ def _left_out(read: dict[str, Any]) -> list[str]:
     )
 
 
-def pending_json(waiting: Waiting, command: Command | None, emitted_us: int, partition: int) -> dict[str, Any]:
-    """Return a waiting command for programs; ``command`` is None if Pulsar has deleted it."""
+def pending_json(waiting: Waiting, command: Command | None, emitted_us: int, position: str) -> dict[str, Any]:
+    """Return a waiting command for programs; ``command`` is None if Pulsar has deleted it. ``position`` is its text."""
     one = waiting.parked
     return {
         "id": command.command_id if command is not None else None,
         "group": command.ref.group if command is not None and command.ref is not None else None,
         "topic": command.mqtt_topic if command is not None else None,
         "bytes": command.size if command is not None else None,
-        "position": waiting.position.encode(partition),
+        "position": position,
         "state": "parked" if one is not None else "waiting",
         "emitted": _time(emitted_us),
         "expires": _time((command.expires_at_ms if command is not None else 0) * 1000),
@@ -206,6 +206,7 @@ def device_text(shown: dict[str, Any]) -> str:
 def device_of(
     device: DeviceView,
     *,
+    cursor: str,
     presence: str,
     owner: Owner,
     commands: list[dict[str, Any]],
@@ -214,7 +215,7 @@ def device_of(
 ) -> dict[str, Any]:
     """Return the output of ``devices show`` for programs."""
     return device_json(device, presence) | {
-        "cursor": None if device.cursor.ledger < 0 else device.cursor.encode(device.partition),
+        "cursor": None if device.cursor.ledger < 0 else cursor,
         "owner": asdict(owner),
         "commands": commands,
         "receipts": [receipt_json(one) for one in receipts.receipts],
@@ -245,9 +246,10 @@ def read_device(
         command_ = waiting_command(message)
         at_us = 0 if message is None or command_ is None else emitted_us(command_, message.published_ms)
         found.oldest_us = found.oldest_us or at_us
-        commands.append(pending_json(one, command_, at_us, partition))
+        commands.append(pending_json(one, command_, at_us, topics.shown(partition, one.position)))
     return device_of(
         found,
+        cursor=topics.shown(partition, found.cursor),
         presence=Selection.of(settings).presence(found, now_us),
         owner=topics.owner(view),
         commands=commands,
@@ -256,7 +258,7 @@ def read_device(
     )
 
 
-def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
+def copy_json(copy: Copy, queue: str | None, topics: PushTopics) -> dict[str, Any]:
     """Return one command of a family for programs; ``queue`` is the queue of a pending command."""
     command = copy.command
     return {
@@ -267,10 +269,14 @@ def copy_json(copy: Copy, queue: str | None) -> dict[str, Any]:
         "bytes": command.size if command is not None else None,
         "emitted": _time(command.emitted_at_us) if command is not None else None,
         "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
-        "positions": [position.encode(partition) for partition, position in copy.positions],
-        "moved": [position.encode(partition) for partition, position in copy.moved],
+        "positions": [topics.shown(partition, position) for partition, position in copy.positions],
+        "moved": [topics.shown(partition, position, PARKED_TOPIC) for partition, position in copy.moved],
         "in_group": [
-            {"group": one.group, "position": one.position.encode(one.partition), "how": one.how}
+            {
+                "group": one.group,
+                "position": topics.shown(one.partition, one.position, GROUP_COMMANDS_TOPIC),
+                "how": one.how,
+            }
             for one in copy.in_group
         ],
         "dead_letters": [str(one.id) for one in copy.letters],

@@ -129,6 +129,10 @@ class PushTopics:
         """Return the full name of a system topic."""
         return self._admin.settings.system_topic(local)
 
+    def shown(self, partition: int, position: CommandPosition, local: str = COMMANDS_TOPIC) -> str:
+        """Return the text of a position in a partition of a system topic, as receipts have it."""
+        return position.encode(partition, self._admin.settings.generation_of(local))
+
     @property
     def generation(self) -> int:
         """The generation of the commands topic."""

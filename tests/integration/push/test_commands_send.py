@@ -25,6 +25,7 @@ from bridge.errors import ConfigError, TerminalError
 from bridge.pulsar.messages import position_of
 from bridge.settings import PulsarSettings, Settings
 from pulsebridge.local.stack import LocalStack
+from pulsebridge.moving import move
 from tests.support.groups import write_members
 from tests.support.push import (
     Devices,
@@ -37,7 +38,7 @@ from tests.support.push import (
     read_topic,
     receipts,
 )
-from tests.support.push_commands import run
+from tests.support.push_commands import asked, run
 from tests.support.reading_back import read_back
 from tests.support.stack import mqtt_settings, provisioned
 from tests.support.waiting import patient
@@ -110,6 +111,20 @@ def test_one_command_is_stored_delivered_and_sent_again_without_harm(settings: S
             "state": "stored", "position": found["position"],
         }  # fmt: skip
         assert [m.payload for m in devices.got["d"]] == [b"\0\xffx"]
+
+
+def test_a_position_has_one_text_everywhere_also_in_a_later_generation(settings: Settings) -> None:
+    later = settings.pulsar.model_copy(update={"command_generation": 3, "command_partitions": 2})
+    move(settings.pulsar, later)
+    settings = settings.model_copy(update={"pulsar": later})
+    with Devices(settings), push_in_thread(settings):
+        stored, _ = send(settings, "--device", "d", *to(settings, "d"), "--payload", "x", "--id", "first", "--wait")
+        (receipt,) = receipts(settings)["first"]
+        assert receipt.position.startswith("3.")
+        assert stored == f"first for d: stored at {receipt.position}"
+    shown = asked(settings, "devices", "show", "d")
+    assert (shown["cursor"], shown["receipts"][0]["position"]) == (receipt.position, receipt.position)
+    assert asked(settings, "commands", "show", "first")["copies"][0]["positions"] == [receipt.position]
 
 
 def test_the_lines_of_a_file_arrive_in_order_and_a_second_run_with_the_id_gives_no_repeat(

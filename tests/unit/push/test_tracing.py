@@ -32,7 +32,7 @@ class Traced:
         monkeypatch.setattr("bridge.push.tracing.time.time_ns", lambda: self.now * 1000)
         self.core = Partition(0, Limits(answers=True).nested(), {}, None)
         self.core.link_up()
-        self.tracer = Tracer(wanted, self.core, 0, most)
+        self.tracer = Tracer(wanted, self.core, 0, 2, most)
 
     def see(self, step: object) -> list[dict[str, Any]]:
         with capture_logs() as lines:
@@ -73,7 +73,7 @@ def test_each_step_shows_its_time_and_the_milliseconds_since_the_previous_one(mo
         "device": "d",
         "at": "1970-01-01T00:00:10.001+00:00",
         "ms": 1.5,
-        "position": at(1).encode(0),
+        "position": at(1).encode(0, 2),
     }
     assert second["ms"] == 2.5
     (unknown, *_) = traced.arrives(2, published_ms=0)
