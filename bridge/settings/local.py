@@ -32,7 +32,7 @@ class LocalSettings(Section):
     admin_port: int = Field(0, ge=0, le=65535)
     """TCP port of Pulsar's admin REST; 0 selects a free one."""
     mqtt_url: str | None = None
-    """Running MQTT broker (mqtt://host:port) to use instead."""
+    """Running MQTT broker (mqtt://host:port) to use instead; the section mqtt has its login and TLS."""
     pulsar_url: str | None = None
     """Running Pulsar (pulsar://host:port) to use instead."""
     admin_url: str | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from urllib.parse import urlsplit
 
-__all__ = ["mqtt_address", "mqtt_round_trip", "pulsar_healthy", "pulsar_round_trip"]
+__all__ = ["check_listener", "mqtt_address", "mqtt_round_trip", "pulsar_healthy", "pulsar_round_trip"]
 
 _READY_TOPIC = "persistent://public/default/pulsebridge-ready"
 
@@ -15,6 +16,19 @@ def mqtt_address(url: str) -> tuple[str, int]:
     """Return host and port of ``mqtt://host:port`` or ``host:port`` (default port: 1883)."""
     parts = urlsplit(url if "://" in url else f"mqtt://{url}")
     return parts.hostname or "127.0.0.1", parts.port or 1883
+
+
+def check_listener(host: str, port: int, timeout_s: float) -> None:
+    """Connect by TCP to a running MQTT broker, which may require a login or TLS. Raises TransientError if that fails."""
+    from bridge.errors import TransientError
+
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError as e:
+        raise TransientError(
+            f"the MQTT broker at {host}:{port} cannot be reached: {e}",
+            remedy="start it, or correct local.mqtt_url (--mqtt)",
+        ) from e
 
 
 def pulsar_healthy(admin_url: str, timeout_s: float) -> bool:

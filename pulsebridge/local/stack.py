@@ -32,7 +32,7 @@ from pulsebridge.local.mqtt_servers import artemis_command, artemis_files, mosqu
 from pulsebridge.local.ports import free_ports, is_free, loopback_interface, refuse_used
 from pulsebridge.local.processes import Server, await_ready
 from pulsebridge.local.pulsar_server import pulsar_command, pulsar_overrides, render_properties
-from pulsebridge.local.readiness import mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
+from pulsebridge.local.readiness import check_listener, mqtt_address, mqtt_round_trip, pulsar_healthy, pulsar_round_trip
 from pulsebridge.local.sizes import Sizes, sizes_for
 
 __all__ = ["LocalStack", "ServerName"]
@@ -377,6 +377,9 @@ class LocalStack:
         return Server("mqtt", command, log=log, cwd=folder, environment=self._environment(), grace_s=_GRACE_S)
 
     def _ready(self, name: str) -> bool:
+        if name == "mqtt" and self.settings.mqtt_url is not None:
+            check_listener(self.mqtt_host, self.mqtt_port, timeout_s=5.0)
+            return True
         if name == "mqtt":
             mqtt_round_trip(self.mqtt_host, self.mqtt_port, timeout_s=5.0)
             return True

@@ -30,6 +30,7 @@ from pulsebridge.local.stack import LocalStack
 from pulsebridge.local.state import read_state
 from tests.support import mqtt_packets as mqtt
 from tests.support.raw_mqtt import RawMqtt
+from tests.support.secured import mosquitto
 from tests.support.stack import new_stack, provisioned
 from tests.support.waiting import patient, poll_for
 
@@ -142,6 +143,16 @@ def test_a_killed_mqtt_broker_comes_back_with_its_sessions_and_all_it_acknowledg
     with RawMqtt(host, port, "keeper", clean=False) as keeper:
         assert keeper.session_present
         assert [keeper.receive() for _ in sent] == sent
+
+
+def test_a_given_broker_may_require_a_login(stack: LocalStack, tmp_path: Path) -> None:
+    given = {"pulsar_url": stack.pulsar_url, "admin_url": stack.admin_url}
+    with mosquitto(tmp_path, users=["bridge"]) as (port, server):
+        with new_stack(mqtt_url=f"mqtt://127.0.0.1:{port}", **given) as own:
+            assert (own.mqtt_port, own.pids) == (port, {})
+        server.stop()
+        with pytest.raises(TransientError, match=rf"127\.0\.0\.1:{port} cannot be reached.*local\.mqtt_url"):
+            new_stack(mqtt_url=f"mqtt://127.0.0.1:{port}", **given).start()
 
 
 @pytest.mark.chaos
