@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql import GroupedData
 from pyspark.sql.datasource import DataSourceReader
 
+from bridge.errors import ConfigError
+
 if TYPE_CHECKING:
     from sources.options import SourceOptions
 
-__all__ = ["SparkFeatures", "lacking_in_batch", "lacking_in_stream", "spark_features"]
+__all__ = ["SparkFeatures", "lacking_in_batch", "lacking_in_stream", "require_state", "spark_features"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class SparkFeatures:
     """Pushed filters are stored with each scan (after 4.2.0, SPARK-58551, which added ``pushLimit``). Before, all uses
     of a DataFrame shared the last filters: a self-union, or the next query, lacked rows."""
     state: bool
-    """``transformWithState`` accepts rows of Python (4.1); the query alerts needs it."""
+    """``transformWithState`` accepts rows of Python (4.1). Alert rules with state and the tables of Sparkplug need it."""
 
 
 def spark_features() -> SparkFeatures:
@@ -45,6 +47,13 @@ def spark_features() -> SparkFeatures:
         filters_per_scan=hasattr(DataSourceReader, "pushLimit"),
         state=hasattr(GroupedData, "transformWithState"),
     )
+
+
+def require_state(what: str) -> None:
+    """Raise ConfigError if the installed Spark lacks ``transformWithState``, which ``what`` (plural) need."""
+    found = spark_features()
+    if not found.state:
+        raise ConfigError(f"{what} need Spark 4.1 or later, this is {found.version}", remedy="install a newer pyspark")
 
 
 def lacking_in_stream(spark: SparkFeatures, options: SourceOptions) -> str | None:

@@ -131,11 +131,13 @@ def _declare_newest() -> None:
 
 def _with_state(processor: Processor) -> DataFrame:
     """Return the rows of a processor for all messages of edge nodes."""
+    from sources.spark_features import require_state
     from sparkplug.processor import PACKED, replayed, unpacked
 
     columns = ", ".join(f"`{name}` {kind}" for name, kind in processor.columns)
     messages = dp.messages(f"{NAMESPACE}/#")
     if messages.isStreaming:
+        require_state("the tables of Sparkplug")
         packed = (
             _of_nodes(messages)
             .groupBy("node")

@@ -146,8 +146,10 @@ class _Rules:
         """Return alerts and commands of the rules with state."""
         from pyspark.sql import functions as F
 
+        from sources.spark_features import require_state
         from streaming.alert_processor import OUTPUT, AlertProcessor
 
+        require_state("alert rules with state")
         streaming = self.settings.streaming
         rows = self._watched(self._rows(self.lasting[0]), self.lasting)
         rows = rows.withWatermark("clock", f"{round(streaming.silence_grace * 1000)} milliseconds")
