@@ -303,6 +303,7 @@ class Intake:
         self.closed = True
         self._stalls.close()
         self.producers.close()
+        self.metrics.end()
 
 
 class StallLog:

@@ -106,8 +106,14 @@ class LinkMetrics:
         """Counters with a second label, by name and its value."""
         self.gauges = {name: of.gauges[name].labels(link) for name in _GAUGES}
         self.store = of.store.labels(link)
+        self._of = of
         self.link = self.client_address = link
         """``client_address`` is the MQTT broker of the link, as host:port; of another protocol its name."""
+
+    def end(self) -> None:
+        """Remove the gauges of the link, because this process does not serve it any more. Counters stay."""
+        for gauge in (*self._of.gauges.values(), self._of.connected):
+            gauge.remove(self.link)
 
     def stored_at(self, broker: str, messages: Sequence[Reading]) -> None:
         """Count messages that a Pulsar broker has stored."""

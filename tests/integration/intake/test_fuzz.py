@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from bridge import contract
 from bridge.intake.flow import Reading
@@ -58,6 +59,10 @@ class _Flow:
         self.written += len(readings)
 
 
+def shown_limit(link: str) -> float | None:
+    return REGISTRY.get_sample_value("pulsebridge_ingest_in_flight_limit", {"link": link})
+
+
 def test_any_message_is_stored_or_a_dead_letter_and_all_are_there(namespaces: PulsarSettings) -> None:
     ingest = IngestSettings(routes=RULES, filters=("#",), allow_loopback=True, limits={"topics": 6})
     mine = Settings(pulsar=namespaces.model_copy(update={"partitions": 1}), ingest=ingest)
@@ -75,8 +80,10 @@ def test_any_message_is_stored_or_a_dead_letter_and_all_are_there(namespaces: Pu
 
         try:
             fuzz()
+            assert shown_limit("f") == 1000
         finally:
             intake.close()
+        assert shown_limit("f") is None, "a standby has no alerts of a link"
         found = [m for topic in known_topics(admin) for m in stored(mine.pulsar, topic)]
     dead = dead_letters(mine.pulsar)
     assert len(found) + len(dead) == flow.written > 0
