@@ -185,19 +185,19 @@ def test_the_commands_on_tables_have_the_session_of_the_job(
     there = {"SPARK_REMOTE": remote}
     done = job(config, tmp_path, "--only", "bronze", "--only", "comfort", **there)
     assert done.returncode == 0, done.stdout[-6000:]
-    verdicts = json.loads(said(tmp_path, there, "quality", "run", "comfort", "--json", code=1))
+    verdicts = json.loads(stdout_of(tmp_path, there, "quality", "run", "comfort", "--json", code=1))
     assert any(one["rule"] == "expect_column_mean_to_be_between(humidity)" for one in verdicts)
-    told = "        2  comfort  expect_column_values_to_be_between(temperature)\n"
-    assert told in said(tmp_path, there, "quarantine", "list", "--table", "comfort")
-    rebuilt = said(tmp_path, there, "tables", "rebuild", "comfort")
+    counted = "        2  comfort  expect_column_values_to_be_between(temperature)\n"
+    assert counted in stdout_of(tmp_path, there, "quarantine", "list", "--table", "comfort")
+    rebuilt = stdout_of(tmp_path, there, "tables", "rebuild", "comfort")
     assert rebuilt == "comfort: 15 messages give 12 rows, and 3 in quarantine\n"
     log = tmp_path / "build/spark-upkeep.log"
     assert not log.exists()
-    assert json.loads(said(tmp_path, {}, "quality", "run", "comfort", "--json", code=1)) == verdicts
+    assert json.loads(stdout_of(tmp_path, {}, "quality", "run", "comfort", "--json", code=1)) == verdicts
     assert log.is_file()
 
 
-def said(folder: Path, more: Mapping[str, str], *words: str, code: int = 0) -> str:
+def stdout_of(folder: Path, more: Mapping[str, str], *words: str, code: int = 0) -> str:
     """Run a command beside the settings; return its stdout. ``more`` are environment variables."""
     done = subprocess.run(
         pulsebridge_command(*words), env=environment(**more), cwd=folder, timeout=patient(300), check=False,
