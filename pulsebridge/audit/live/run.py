@@ -118,10 +118,11 @@ def _read_tables(
     sides, partitions = table_sides(settings), Partitions(names, ranges)
     wanted = {**_ROWS, **{side.name: _POSITION for side in sides}}
     lacking = set()
-    # Pulsar's ledgers grow over all topics of a cluster, so older rows are not of the window.
+    # Pulsar's ledgers grow over all topics of a cluster, so rows of others are not of the window.
     oldest = min((first[0] for first, _ in ranges.values()), default=_MOST_LEDGER)
+    newest = max((last[0] for _, last in ranges.values()), default=-1)
     for name, columns in wanted.items():
-        where = f"{'ledger_id' if name == BRONZE else '_position.ledger'} >= {oldest}"
+        where = f"{'ledger_id' if name == BRONZE else '_position.ledger'} BETWEEN {oldest} AND {newest}"
         if not store.read_table(name, columns, where, partitions, "table" if name == QUARANTINE else ""):
             lacking.add(name)
             if name != QUARANTINE:

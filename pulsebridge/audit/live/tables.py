@@ -48,11 +48,7 @@ def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> p
 
     ``label`` names a column whose text goes into ``topic``.
     """
-    part, *numbers = _positions(found, partitions)
-    audited = partitions.audited(part, *numbers[:2])
-    if not audited.all():
-        found, part, numbers = found.filter(pa.array(audited)), part[audited], [one[audited] for one in numbers]
-    ledger, entry, index, element = numbers
+    part, ledger, entry, index, element = _positions(found, partitions)
     size, columns = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
     values = {
         "part": part,
@@ -66,7 +62,11 @@ def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> p
         "crc": _checksums(columns.get("payload"), size),
         "topic": _text(columns.get(label), size),
     }
-    return pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+    rows = pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+    audited = partitions.audited(part, ledger, entry)
+    return (
+        rows if audited.all() else rows.filter(pa.array(audited))
+    )  # pyarrow cannot filter views, as deltalake has them
 
 
 def _positions(found: pa.RecordBatch, partitions: Partitions) -> list[Any]:

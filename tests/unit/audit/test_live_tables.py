@@ -43,6 +43,10 @@ def test_rows_of_bronze_have_position_times_and_checksum(tmp_path: Path) -> None
         (1, 5, 6, 2, 0, US, US, "d", zlib.crc32(b"abc"), ""),
         (1, 5, 7, 0, 0, US, -1, "", -1, ""),
     ]
+    read = Partitions(NAMES, {1: ((5, 7), (5, 7))})
+    batches = store.batches("bronze", rows.column_names, "ledger_id BETWEEN 5 AND 5")
+    assert batches is not None
+    assert [row["entry"] for batch in batches for row in rows_of(batch, read).to_pylist()] == [7]
 
 
 def test_a_condition_on_the_ledger_leaves_older_rows_out(tmp_path: Path) -> None:
