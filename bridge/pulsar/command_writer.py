@@ -52,16 +52,17 @@ class CommandWriter:
 
     def _write(self, some: list[Command | GroupCommand]) -> Iterator[StoredCommand]:
         receipts = Receipts()
-        sent = [self._send(number, command, receipts) for number, command in enumerate(some)]
+        partitions = [self._send(number, command, receipts) for number, command in enumerate(some)]
         receipts.wait_for_all("writing commands", self._patience_s, lambda: False)
         for number, command in enumerate(some):
             error = receipts.error(number, f"writing command {command.command_id!r}")
             if error is not None:
                 raise error
-            yield StoredCommand(command, position_of(receipts.message_id(number)).encode(*sent[number]))
+            position = position_of(receipts.message_id(number))
+            yield StoredCommand(command, position.encode(partitions[number], self._settings.command_generation))
 
-    def _send(self, number: int, command: Command | GroupCommand, receipts: Receipts) -> tuple[int, int]:
-        """Send a command, and return the partition and the generation of its topic."""
+    def _send(self, number: int, command: Command | GroupCommand, receipts: Receipts) -> int:
+        """Send a command, and return its partition."""
         local, key, properties, event_ms = command_message(command)
         topic, names = self._settings.system_topic(local), self._writers.partitions(local)
         if names == [topic]:
@@ -79,7 +80,7 @@ class CommandWriter:
                 partition_key=key,
                 event_timestamp=event_ms or None,
             )
-        return partition, self._settings.generation_of(local)
+        return partition
 
 
 def _batches(commands: Iterable[Command | GroupCommand | None]) -> Iterator[list[Command | GroupCommand]]:

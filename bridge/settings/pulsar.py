@@ -193,10 +193,6 @@ class PulsarSettings(Section):
 
     def system_topic(self, local: str) -> str:
         """Return the full name of a topic in the system namespace, of the generation in force."""
-        generation = self.generation_of(local)
-        name = f"{local}-{generation}" if generation else local
-        return topic_name(self.tenant, self.system_namespace, name)
-
-    def generation_of(self, local: str) -> int:
-        """Return the generation of a system topic, which the text of a position names; 0 for topics without one."""
-        return self.command_generation if local in GENERATION_TOPICS else 0
+        if self.command_generation and local in GENERATION_TOPICS:
+            local = f"{local}-{self.command_generation}"
+        return topic_name(self.tenant, self.system_namespace, local)

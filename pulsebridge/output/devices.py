@@ -270,13 +270,9 @@ def copy_json(copy: Copy, queue: str | None, topics: PushTopics) -> dict[str, An
         "emitted": _time(command.emitted_at_us) if command is not None else None,
         "expires": _time(command.expires_at_ms * 1000) if command is not None else None,
         "positions": [topics.shown(partition, position) for partition, position in copy.positions],
-        "moved": [topics.shown(partition, position, PARKED_TOPIC) for partition, position in copy.moved],
+        "moved": [topics.shown(partition, position) for partition, position in copy.moved],
         "in_group": [
-            {
-                "group": one.group,
-                "position": topics.shown(one.partition, one.position, GROUP_COMMANDS_TOPIC),
-                "how": one.how,
-            }
+            {"group": one.group, "position": topics.shown(one.partition, one.position), "how": one.how}
             for one in copy.in_group
         ],
         "dead_letters": [str(one.id) for one in copy.letters],

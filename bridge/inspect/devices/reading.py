@@ -129,9 +129,9 @@ class PushTopics:
         """Return the full name of a system topic."""
         return self._admin.settings.system_topic(local)
 
-    def shown(self, partition: int, position: CommandPosition, local: str = COMMANDS_TOPIC) -> str:
+    def shown(self, partition: int, position: CommandPosition) -> str:
         """Return the text of a position in a partition of a system topic, as receipts have it."""
-        return position.encode(partition, self._admin.settings.generation_of(local))
+        return position.encode(partition, self.generation)
 
     @property
     def generation(self) -> int:

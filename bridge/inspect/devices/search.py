@@ -188,7 +188,7 @@ class Search:
                 family.take_command(partition, position, command, moved=local == PARKED_TOPIC)
 
     def _leave_out(self, local: str, partition: int, position: CommandPosition, why: str) -> None:
-        self.left_out.append(f"{self._topics.shown(partition, position, local)} of {local}: {why}")
+        self.left_out.append(f"{self._topics.shown(partition, position)} of {local}: {why}")
 
     def _commands_of(self, device: str) -> list[int]:
         return [self._topics.partition_of(device)] if device else list(range(self._topics.partitions))

@@ -68,6 +68,7 @@ class Expander:
     _chunk: int = CHUNK
     _broadcast_topic: str = ""  # template of the topics of broadcasts; empty if devices do not answer
     _links: Sequence[str] = ("",)  # the MQTT brokers, each of which gets a broadcast
+    _generation: int = 0  # of the commands, which positions in receipts name
     _ids: set[tuple[str, str]] = field(init=False)
     _handled: deque[CommandPosition] = field(default_factory=deque)  # came, and not released; in order
     _highest: CommandPosition = BEFORE_ALL
@@ -259,7 +260,7 @@ class Expander:
             mqtt_topic=(whole.mqtt_topic or self._template) if whole else "",
             state=state,
             reason=reason,
-            position=position.encode(0),
+            position=position.encode(0, self._generation),
             emitted_at_us=whole.emitted_at_us if whole else 0,
             group=command.group,
             group_command_id=command.command_id,

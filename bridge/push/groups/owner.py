@@ -207,6 +207,7 @@ class GroupOwner:
                     int(groups.expiry * 1_000_000),
                     _broadcast_topic=groups.broadcast_topic if self._settings.push.confirm == "device" else "",
                     _links=tuple(brokers_of(self._settings).settings),
+                    _generation=self._settings.pulsar.command_generation,
                 )
                 self._wait_for(group_log.subscribe)
                 self._sessions.worked = self._owns = True

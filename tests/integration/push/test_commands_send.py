@@ -122,6 +122,11 @@ def test_a_position_has_one_text_everywhere_also_in_a_later_generation(settings:
         (receipt,) = receipts(settings)["first"]
         assert receipt.position.startswith("3.")
         assert stored == f"first for d: stored at {receipt.position}"
+        write_members(settings, "presses", ["d"])
+        stored, *_ = send(settings, "--group", "presses", *to(settings), "--payload", "y", "--id", "all", "--wait")
+        of_group = next(one for one in receipts(settings)["all"] if not one.device).position
+        assert of_group.startswith("3.")
+        assert stored == f"all for group presses: stored at {of_group}"
     shown = asked(settings, "devices", "show", "d")
     assert (shown["cursor"], shown["receipts"][0]["position"]) == (receipt.position, receipt.position)
     assert asked(settings, "commands", "show", "first")["copies"][0]["positions"] == [receipt.position]
