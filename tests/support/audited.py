@@ -32,7 +32,7 @@ from bridge.settings.ingest import IngestSettings
 from bridge.settings.streaming import StreamingSettings
 from bridge.settings.tables import Decoding, TableDeclaration
 from pulsebridge.audit.live.findings import Hop, Kind
-from tests.support.ingest import device, ingest_process, rule_for, stored
+from tests.support.ingest import IN_ORDER, device, ingest_process, rule_for, stored
 from tests.support.push import Devices, PushProcess, command, provision, push_settings, receipts
 from tests.support.reading_back import quiet
 from tests.support.stack import mqtt_settings
@@ -183,7 +183,7 @@ def deployment(
     provision(settings)
     lakehouse, commands = Path(settings.streaming.root), EACH // 10 * len(DEVICES)
     with ExitStack() as running:
-        with ingest_process(settings, folder) as ingest, device(settings.mqtt, "sender") as client:
+        with ingest_process(settings, folder) as ingest, device(settings.mqtt, "sender", window=IN_ORDER) as client:
             _publish(client, root, range(1, EACH // 2 + 1))
             poll_for(lambda: len(stored(namespaces, "fleet")) > 10, 60, "the first messages")
             ingest.send_signal(signal.SIGKILL)

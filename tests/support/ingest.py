@@ -31,6 +31,7 @@ from tests.support.reading_back import patiently, read_back
 from tests.support.waiting import await_end, poll_for
 
 __all__ = [
+    "IN_ORDER",
     "Stored",
     "dead_letters",
     "device",
@@ -43,6 +44,10 @@ __all__ = [
     "stored",
     "wait_for",
 ]
+
+
+IN_ORDER = 1
+"""The window of a device: Artemis may route several publishes in flight of one client out of order (ARTEMIS-6191)."""
 
 
 class Stored(NamedTuple):

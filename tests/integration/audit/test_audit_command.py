@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from bridge.settings.ingest import IngestSettings
 from bridge.settings.streaming import StreamingSettings
-from tests.support.ingest import device, rule_for, running_ingest, stored, wait_for
+from tests.support.ingest import IN_ORDER, device, rule_for, running_ingest, stored, wait_for
 from tests.support.push import command, provision, push_settings, write_commands
 from tests.support.reading_back import read_back
 from tests.support.stack import mqtt_settings
@@ -70,7 +70,7 @@ def test_the_command_names_what_is_missing_and_its_exit_code_says_so(
         }
     )
     provision(settings)
-    with running_ingest(settings), device(settings.mqtt, "sender") as client:
+    with running_ingest(settings), device(settings.mqtt, "sender", window=IN_ORDER) as client:
         for number in (1, 2, 3, 5):
             for name in ("d0", "d1"):
                 body = json.dumps({"n": number if name == "d0" else min(number, 4)}).encode()
@@ -90,7 +90,7 @@ def test_the_command_names_what_is_missing_and_its_exit_code_says_so(
     assert 'pulsebridge_audit_findings{hop="device → Pulsar",kind="missing"} 1.0' in metrics.read_text("utf-8")
 
     DeltaTable(str(tmp_path / "lakehouse/bronze")).delete("device = 'd1'")
-    with running_ingest(settings), device(settings.mqtt, "sender") as client:
+    with running_ingest(settings), device(settings.mqtt, "sender", window=IN_ORDER) as client:
         client.publish(f"{settings.mqtt.client_id}/d0/temp", b'{"n":4}')
         assert client.flush()
         wait_for(namespaces, 9)

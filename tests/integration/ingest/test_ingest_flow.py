@@ -24,6 +24,7 @@ from bridge.settings import Settings
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.stack import LocalStack
 from tests.support.ingest import (
+    IN_ORDER,
     by_key,
     dead_letters,
     device,
@@ -40,9 +41,6 @@ from tests.support.stack import mqtt_settings
 from tests.support.waiting import patient, poll_for
 
 pytestmark = pytest.mark.stack
-
-IN_ORDER = 1
-"""Artemis may route several publishes of one client that are in flight out of order; one at a time keeps it."""
 
 
 def counter(name: str, link: str) -> float:
