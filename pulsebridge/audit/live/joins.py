@@ -26,9 +26,7 @@ __all__ = [
     "Lacking",
     "Span",
     "TableSide",
-    "compare_bronze",
     "compare_bucket",
-    "compare_table",
 ]
 
 LOG: Final = "Pulsar"
@@ -36,7 +34,6 @@ BRONZE: Final = "bronze"
 QUARANTINE: Final = "quarantine"
 _KEY: Final = ("part", "ledger", "entry", "index")
 _MOST: Final = 1 << 62
-Position = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,8 @@ class Span:
     names: Mapping[int, str]
     """Name of each partition by number."""
 
-    def name(self, position: Position) -> str:
+    def name(self, part: int, ledger: int, entry: int, index: int) -> str:
         """Return a position for people."""
-        part, ledger, entry, index = position
         return f"{self.names[part].rsplit('/', 1)[-1]}:{ledger}:{entry}:{index}"
 
 
@@ -77,33 +73,70 @@ def compare_bucket(
     records: Mapping[str, pa.Table], sides: Sequence[TableSide], span: Span, *, bronze: bool
 ) -> Iterator[tuple[str, Finding | Lacking]]:
     """Yield (table, difference) of one bucket. ``records``: rows of a bucket by record, those without rows left out."""
-    none = SCHEMA.empty_table()
-    log, quarantine = records.get(LOG, none), records.get(QUARANTINE, none)
-    log = log.set_column(log.num_columns - 1, "topic", log.column("topic").combine_chunks().dictionary_encode())
+    rows = _rows_of(records)
+    none = _Rows(SCHEMA.empty_table(), np.empty(0, np.int64))
+    log, quarantine = rows.get(LOG, none), rows.get(QUARANTINE, none)
+    topics = log.table.column("topic").combine_chunks().dictionary_encode()
     if bronze:
-        for finding in compare_bronze(log, records.get(BRONZE, none), span):
+        for finding in _compare_bronze(log, rows.get(BRONZE, none), span):
             yield BRONZE, finding
     for side in sides:
-        bad = quarantine.filter(pc.equal(quarantine.column("topic"), side.name))
-        for found in compare_table(side, log, records.get(side.name, none), bad, span):
+        bad = quarantine.of(side.name)
+        for found in _compare_table(side, log, topics, rows.get(side.name, none), bad, span):
             yield side.name, found
+
+
+class _Rows:
+    """The rows of a record in a bucket."""
+
+    def __init__(self, table: pa.Table, keys: Any) -> None:
+        """``keys``: an integer for the position of each row. They have the order of the positions."""
+        self.table, self.keys = table, keys
+        self._columns: dict[str, Any] = {}
+
+    def column(self, name: str) -> Any:
+        """Return a column of numbers."""
+        if name not in self._columns:
+            self._columns[name] = self.table.column(name).to_numpy()
+        return self._columns[name]
+
+    def devices(self, at: Any) -> Any:
+        """Return the devices of these rows."""
+        found = self.table.column("device")
+        return found if np.array_equal(at, np.arange(len(self.keys))) else found.take(pa.array(at))
+
+    @cached_property
+    def positions(self) -> Any:
+        """The key of each position, once, in their order."""
+        return _distinct(self.keys)
+
+    def of(self, table: str) -> _Rows:
+        """Return the rows of quarantine that are of a table."""
+        its = pc.equal(self.table.column("topic"), table)
+        return _Rows(self.table.filter(its), self.keys[its.to_numpy().astype(bool)])
+
+
+def _rows_of(records: Mapping[str, pa.Table]) -> dict[str, _Rows]:
+    """Return each record with the keys of its rows."""
+    tables = list(records.values())
+    keys = _keys([np.concatenate([one.column(name).to_numpy() for one in tables]) for name in _KEY]) if tables else ()
+    ends = np.cumsum([one.num_rows for one in tables])[:-1]
+    each = zip(records.items(), np.split(keys, ends), strict=True) if tables else ()
+    return {name: _Rows(table, of) for (name, table), of in each}
 
 
 class _Joined:
     """Records side by side: the rows of each as numbers of positions, which are in the order of the log."""
 
-    def __init__(self, *records: pa.Table) -> None:
-        self._columns = [np.concatenate([r.column(n).to_numpy() for r in records]) for n in _KEY]
-        keys = _keys(self._columns)
-        numbers = _distinct(keys[: records[0].num_rows])
-        ids = np.searchsorted(numbers, keys)
-        # Nearly always the first record, that of Pulsar, has all positions.
-        if len(keys) and not (len(numbers) and np.array_equal(numbers[np.minimum(ids, len(numbers) - 1)], keys)):
-            numbers = _distinct(keys)
-            ids = np.searchsorted(numbers, keys)
-        self.count = len(numbers)
-        self.ids = np.split(ids, np.cumsum([r.num_rows for r in records])[:-1])
-        self.rows = [self._firsts(one) for one in self.ids]
+    def __init__(self, log: _Rows, *others: _Rows) -> None:
+        numbers, records = log.positions, (log, *others)
+        # Nearly always the log has all positions.
+        ids = [_ids(numbers, one.keys) for one in records]
+        if any(one is None for one in ids):
+            numbers = _distinct(np.concatenate([one.keys for one in records]))
+            ids = [np.searchsorted(numbers, one.keys) for one in records]
+        self.count, self.ids = len(numbers), ids
+        self.rows = [self._firsts(one) for one in ids]
         """By record: the first row of each number, -1 without one."""
 
     def _firsts(self, ids: Any) -> Any:
@@ -115,13 +148,14 @@ class _Joined:
         """Return how often each number occurs in a record."""
         return np.bincount(self.ids[record], minlength=self.count)
 
-    @cached_property
-    def _first(self) -> Any:
-        return self._firsts(np.concatenate(self.ids))
 
-    def position(self, number: int) -> Position:
-        part, ledger, entry, index = (int(c[self._first[number]]) for c in self._columns)
-        return part, ledger, entry, index
+def _ids(numbers: Any, keys: Any) -> Any:
+    """Return the index in ``numbers`` of each key, None if one is not there."""
+    ids = np.cumsum(np.diff(keys, prepend=keys[:1]) != 0)  # right for all positions in order, as of most tables
+    if not len(keys) or (ids[-1] < len(numbers) and np.array_equal(numbers[ids], keys)):
+        return ids
+    ids = np.searchsorted(numbers, keys)
+    return ids if len(numbers) and np.array_equal(numbers[np.minimum(ids, len(numbers) - 1)], keys) else None
 
 
 def _distinct(keys: Any) -> Any:
@@ -135,6 +169,8 @@ def _keys(columns: Sequence[Any]) -> Any:
     keys, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns if len(keys) else ():
         low, values = int(column.min()), int(column.max()) - int(column.min()) + 1
+        if values == 1:
+            continue
         if size * values > _MOST:
             keys, column = (np.unique(one, return_inverse=True)[1] for one in (keys, column))
             low, size, values = 0, int(keys.max()) + 1, int(column.max()) + 1
@@ -142,15 +178,11 @@ def _keys(columns: Sequence[Any]) -> Any:
     return keys
 
 
-def _column(table: pa.Table, name: str) -> Any:
-    return table.column(name).to_numpy()
-
-
-def compare_bronze(log: pa.Table, bronze: pa.Table, span: Span) -> Iterator[Finding]:
+def _compare_bronze(log: _Rows, bronze: _Rows, span: Span) -> Iterator[Finding]:
     """Yield the differences of bronze and Pulsar: each message once, unchanged, stored in the order of its partition."""
     joined = _Joined(log, bronze)
     in_log, in_bronze = joined.rows
-    us = _column(log, "us")
+    us = log.column("us")
     found = _Found(Hop.BRONZE, joined, log, bronze, span)
     due = np.zeros(joined.count, bool)
     due[joined.ids[0]] = (us >= span.since_us) & (us < span.until_us)
@@ -176,20 +208,20 @@ def _mask(count: int, numbers: Any) -> Any:
     return mask
 
 
-def _differ(left: pa.Table, right: pa.Table, a: Any, b: Any, name: str, unknown: int) -> Any:
-    one, two = _column(left, name)[a], _column(right, name)[b]
+def _differ(left: _Rows, right: _Rows, a: Any, b: Any, name: str, unknown: int) -> Any:
+    one, two = left.column(name)[a], right.column(name)[b]
     return (one != two) & (one != unknown) & (two != unknown)
 
 
-def _wrong_device(left: pa.Table, right: pa.Table, a: Any, b: Any) -> Any:
-    one, two = left.column("device").take(pa.array(a)), right.column("device").take(pa.array(b))
+def _wrong_device(left: _Rows, right: _Rows, a: Any, b: Any) -> Any:
+    one, two = left.devices(a), right.devices(b)
     known = pc.and_(pc.not_equal(one, ""), pc.not_equal(two, ""))
     return pc.and_(known, pc.not_equal(one, two)).to_numpy().astype(bool)
 
 
-def _stored_late(log: pa.Table, bronze: pa.Table, a: Any, b: Any) -> Any:
+def _stored_late(log: _Rows, bronze: _Rows, a: Any, b: Any) -> Any:
     """Whether a row was stored before one that precedes it: numbers are in the order of the log."""
-    part, stored = _column(log, "part")[a], _column(bronze, "us")[b]
+    part, stored = log.column("part")[a], bronze.column("us")[b]
     late = np.zeros(len(a), bool)
     for number in np.flatnonzero(np.bincount(part)).tolist():
         of = np.flatnonzero((part == number) & (stored > 0))
@@ -201,48 +233,44 @@ def _stored_late(log: pa.Table, bronze: pa.Table, a: Any, b: Any) -> Any:
     return late
 
 
-def compare_table(
-    table: TableSide,
-    log: pa.Table,
-    rows: pa.Table,
-    quarantine: pa.Table,
-    span: Span,
+def _compare_table(
+    table: TableSide, log: _Rows, topics: Any, rows: _Rows, quarantine: _Rows, span: Span
 ) -> Iterator[Finding | Lacking]:
-    """Yield the differences of a table, with its rows in quarantine, and Pulsar.
+    """Yield the differences of a table, with its rows in quarantine, and Pulsar. ``topics``: those of the log's rows.
 
     A due message has rows in the table or in quarantine, each row once; device and arrival are the message's.
     """
     joined = _Joined(log, rows, quarantine)
     in_log, in_rows, in_bad = joined.rows
     found = _Found(Hop.table(table.name), joined, log, rows, span)
-    us, topics = _column(log, "us"), log.column("topic").combine_chunks().dictionary_encode()
+    us = log.column("us")
     wanted = np.array([table.due(t) for t in topics.dictionary.to_pylist()], bool)
     due = np.zeros(joined.count, bool)
-    if log.num_rows:
+    if len(us):
         due[joined.ids[0]] = wanted[topics.indices.to_numpy()] & (us >= span.since_us) & (us < span.until_us)
     lacking = due & (in_rows < 0) & (in_bad < 0)
     if table.keyed:
         for n, finding in zip(np.flatnonzero(lacking).tolist(), found.each(Kind.MISSING, lacking), strict=True):
-            yield Lacking((finding.device, int(_column(log, "crc")[in_log[n]])), finding)
+            yield Lacking((finding.device, int(log.column("crc")[in_log[n]])), finding)
     else:
         yield from found.each(Kind.MISSING, lacking)
     yield from found.unexpected((in_log < 0) & (in_rows >= 0))
     for side, ids, where in ((rows, joined.ids[1], ""), (quarantine, joined.ids[2], "in quarantine")):
-        repeated = _repeats(ids, _column(side, "element"))
+        repeated = _repeats(ids, side.column("element"))
         yield from found.each(Kind.REPEATED, _mask(joined.count, repeated) & (in_log >= 0), partial(_constant, where))
     yield from _altered_rows(log, rows, joined, found)
 
 
-def _altered_rows(log: pa.Table, rows: pa.Table, joined: _Joined, found: _Found) -> Iterator[Finding]:
+def _altered_rows(log: _Rows, rows: _Rows, joined: _Joined, found: _Found) -> Iterator[Finding]:
     """Yield each row with another device or another time of arrival than its message."""
-    ids, devices, arrivals = joined.ids[1], rows.column("device"), _column(rows, "arrival")
+    ids, devices, arrivals = joined.ids[1], rows.table.column("device"), rows.column("arrival")
     b = np.flatnonzero(joined.rows[0][ids] >= 0)
     a = joined.rows[0][ids[b]]
     for row in b[_wrong_device(log, rows, a, b)].tolist():
         yield found.one(Kind.ALTERED, ids[row], f"device is {devices[row]}")
     other = b[_differ(log, rows, a, b, "arrival", -1)].tolist()
     # Positions of two messages were exchanged: each row has the arrival of another message.
-    sent = zip(log.column("device").to_pylist(), _column(log, "arrival").tolist(), strict=True) if other else ()
+    sent = zip(log.table.column("device").to_pylist(), log.column("arrival").tolist(), strict=True) if other else ()
     theirs = set(sent)
     for row in other:
         finding = found.one(Kind.ALTERED, ids[row], f"its time of arrival is {arrivals[row]} µs")
@@ -265,8 +293,8 @@ def _repeats(ids: Any, elements: Any) -> Any:
 class _Found:
     """Makes findings of numbers of positions."""
 
-    def __init__(self, hop: str, joined: _Joined, log: pa.Table, rows: pa.Table, span: Span) -> None:
-        self._hop, self._joined, self._log, self._rows, self._span = hop, joined, log, rows, span
+    def __init__(self, hop: str, joined: _Joined, log: _Rows, rows: _Rows, span: Span) -> None:
+        self._hop, self._log, self._rows, self._span = hop, log.table, rows.table, span
         self._in_log, self._in_rows = joined.rows[:2]
 
     def device_of_row(self, number: int) -> str:
@@ -275,8 +303,9 @@ class _Found:
     def one(self, kind: str, number: int, detail: str = "") -> Finding:
         at = int(self._in_log[number])
         side, row = (self._log, at) if at >= 0 else (self._rows, int(self._in_rows[number]))
-        device, us = side.column("device")[row].as_py(), side.column("us" if at >= 0 else "arrival")[row].as_py()
-        return Finding(self._hop, kind, device, max(0, us), self._span.name(self._joined.position(number)), detail)
+        has = {name: side.column(name)[row].as_py() for name in (*_KEY, "device", "us" if at >= 0 else "arrival")}
+        *position, device, us = has.values()
+        return Finding(self._hop, kind, device, max(0, us), self._span.name(*position), detail)
 
     def each(self, kind: str, mask: Any, detail: Callable[[int], str] = lambda _: "") -> Iterator[Finding]:
         for number in np.flatnonzero(mask).tolist():

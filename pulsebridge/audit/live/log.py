@@ -70,6 +70,13 @@ def has_value(payload: bytes) -> bool:
     return False
 
 
+def _all_flat(payloads: Sequence[bytes], name: str) -> bool:
+    """Whether each payload, of which each has the name, has it once, one brace that opens, as its first byte, and no escape."""
+    joined, count = b"\0" + b"\0".join(payloads), len(payloads)
+    wanted = ((b"\0", count), (b"\0{", count), (b"{", count), (name.encode(), count), (b"\\", 0))
+    return all(joined.count(some) == times for some, times in wanted)
+
+
 class NumberFields:
     """The fields with the device's own number, by route."""
 
@@ -105,10 +112,11 @@ class NumberFields:
             # An object without objects and escapes that has the name once is searched: a tenth of the cost of parsing.
             name, pattern = self._flat[rule]
             column = pa.array(payloads, pa.binary())
-            counts = ((name, 1), ("{", 1), ("\\", 0))
-            once, one, plain = (pc.equal(pc.count_substring(column, some), count) for some, count in counts)
-            text = pc.struct_field(pc.extract_regex(column, pattern), "n")
-            text = pc.if_else(pc.and_(pc.and_(once, one), plain), text, None).cast(pa.string())
+            text = pc.struct_field(pc.extract_regex(column, pattern), "n").cast(pa.string())
+            if text.null_count or not _all_flat(payloads, name):
+                counts = ((name, 1), ("{", 1), ("\\", 0))
+                once, one, plain = (pc.equal(pc.count_substring(column, some), count) for some, count in counts)
+                text = pc.if_else(pc.and_(pc.and_(once, one), plain), text, None)
             found = pc.fill_null(text.cast(pa.int64()), NO_NUMBER).to_numpy(zero_copy_only=False).copy()
         for n in np.flatnonzero(found == NO_NUMBER).tolist():
             number = self.number(rule, payloads[n], properties[n])

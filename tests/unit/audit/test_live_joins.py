@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pulsebridge.audit.live.buckets import SCHEMA
 from pulsebridge.audit.live.findings import Finding, Hop, Kind
-from pulsebridge.audit.live.joins import Lacking, Span, TableSide, compare_bronze, compare_table
+from pulsebridge.audit.live.joins import BRONZE, LOG, QUARANTINE, Lacking, Span, TableSide, compare_bucket
 
 SPAN = Span(0, 10_000, {0: "persistent://public/p/fleet-partition-0"})
 TABLE = TableSide("climate", lambda topic: topic == "t")
@@ -27,67 +27,70 @@ def table(rows: Sequence[Any]) -> pa.Table:
 
 
 def bronze(log: Sequence[Any], rows: Sequence[Any]) -> list[tuple[str, str]]:
-    return [short(f) for f in compare_bronze(table(log), table(rows), SPAN)]
+    found = compare_bucket({LOG: table(log), BRONZE: table(rows)}, [], SPAN, bronze=True)
+    return [short(f) for _, f in found if isinstance(f, Finding)]
 
 
 def typed(log: Sequence[Any], rows: Sequence[Any], bad: Sequence[Any] = (), side: TableSide = TABLE) -> list[Any]:
-    found = compare_table(side, table(log), table(rows), table(bad), SPAN)
-    return [short(f) for f in found if isinstance(f, Finding)]
+    bad = [(*one[:-1], side.name) for one in bad]
+    records = {LOG: table(log), side.name: table(rows), QUARANTINE: table(bad)}
+    return [short(f) for _, f in compare_bucket(records, [side], SPAN, bronze=False) if isinstance(f, Finding)]
 
 
 def short(finding: Finding) -> tuple[str, str]:
     return finding.kind, finding.message.rsplit(":", 2)[1]
 
 
-LOG = [row(n) for n in range(1, 9)]
+SENT = [row(n) for n in range(1, 9)]
 
 
 def test_equal_records_have_no_finding() -> None:
-    assert bronze(LOG, LOG[::-1]) == []
-    assert typed(LOG, LOG[::-1]) == []
+    assert bronze(SENT, SENT[::-1]) == []
+    assert typed(SENT, SENT[::-1]) == []
     assert bronze([], []) == typed([], []) == []
 
 
 def test_each_difference_of_bronze_is_named_with_its_position() -> None:
-    assert bronze(LOG, LOG[1:]) == [(Kind.MISSING, "1")]
-    assert bronze(LOG, [*LOG, LOG[3]]) == [(Kind.REPEATED, "4")]
-    assert bronze(LOG, [*LOG[:-1], row(8, crc=8)]) == [(Kind.ALTERED, "8")]
-    assert bronze(LOG, [*LOG[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
-    assert bronze(LOG, [row(5, us=1), *(r for r in LOG if r[2] != 5)]) == [(Kind.REORDERED, "5")]
-    assert bronze(LOG, [row(3, us=9000), *(r for r in LOG if r[2] != 3)]) == [(Kind.REORDERED, "3")]
-    assert bronze(LOG, [*LOG, row(70)]) == [(Kind.UNEXPECTED, "70")]
+    assert bronze(SENT, SENT[1:]) == [(Kind.MISSING, "1")]
+    assert bronze(SENT, [*SENT, SENT[3]]) == [(Kind.REPEATED, "4")]
+    assert bronze(SENT, [*SENT[:-1], row(8, crc=8)]) == [(Kind.ALTERED, "8")]
+    assert bronze(SENT, [*SENT[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
+    assert bronze(SENT, [row(5, us=1), *(r for r in SENT if r[2] != 5)]) == [(Kind.REORDERED, "5")]
+    assert bronze(SENT, [row(3, us=9000), *(r for r in SENT if r[2] != 3)]) == [(Kind.REORDERED, "3")]
+    assert bronze(SENT, [*SENT, row(70)]) == [(Kind.UNEXPECTED, "70")]
 
 
 def test_messages_outside_of_the_window_are_not_compared() -> None:
-    assert bronze([*LOG, row(20, us=10_000)], LOG) == []
-    assert typed([*LOG, row(20, us=10_000)], LOG) == []
+    assert bronze([*SENT, row(20, us=10_000)], SENT) == []
+    assert typed([*SENT, row(20, us=10_000)], SENT) == []
 
 
 def test_each_difference_of_a_table_is_named_with_its_position() -> None:
-    assert typed(LOG, LOG[1:]) == [(Kind.MISSING, "1")]
-    assert typed(LOG, LOG[1:], LOG[:1]) == []
-    assert typed(LOG, [*LOG, LOG[2]]) == [(Kind.REPEATED, "3")]
-    assert typed(LOG, [*LOG, row(3, element=1)]) == []
-    assert typed(LOG, LOG[1:], [LOG[0], LOG[0]]) == [(Kind.REPEATED, "1")]
-    assert typed(LOG, [*LOG, row(70)]) == [(Kind.UNEXPECTED, "70")]
-    assert typed(LOG, [*LOG[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
-    assert typed(LOG, [*LOG[:-1], row(8, arrival=5000)]) == [(Kind.ALTERED, "8")]
-    assert typed(LOG, [*LOG, row(8, "e", element=1)]) == [(Kind.ALTERED, "8")]
+    assert typed(SENT, SENT[1:]) == [(Kind.MISSING, "1")]
+    assert typed(SENT, SENT[1:], SENT[:1]) == []
+    assert typed(SENT, [*SENT, SENT[2]]) == [(Kind.REPEATED, "3")]
+    assert typed(SENT, [*SENT, row(3, element=1)]) == []
+    assert typed(SENT, SENT[1:], [SENT[0], SENT[0]]) == [(Kind.REPEATED, "1")]
+    assert typed(SENT, [*SENT, row(70)]) == [(Kind.UNEXPECTED, "70")]
+    assert typed(SENT, [*SENT[:-1], row(8, "e")]) == [(Kind.ALTERED, "8")]
+    assert typed(SENT, [*SENT[:-1], row(8, arrival=5000)]) == [(Kind.ALTERED, "8")]
+    assert typed(SENT, [*SENT, row(8, "e", element=1)]) == [(Kind.ALTERED, "8")]
     exchanged = [row(7, arrival=8), row(8, arrival=7)]
-    assert typed(LOG, [*LOG[:-2], *exchanged]) == [(Kind.REORDERED, "7"), (Kind.REORDERED, "8")]
-    assert typed([*LOG, row(9, topic="other")], LOG) == []
+    assert typed(SENT, [*SENT[:-2], *exchanged]) == [(Kind.REORDERED, "7"), (Kind.REORDERED, "8")]
+    assert typed([*SENT, row(9, topic="other")], SENT) == []
 
 
 def test_a_message_without_a_row_of_a_keyed_table_is_returned_with_its_content() -> None:
-    (found,) = compare_table(TableSide("climate", TABLE.due, keyed=True), table(LOG), table(LOG[1:]), table([]), SPAN)
+    side = TableSide("climate", TABLE.due, keyed=True)
+    ((_, found),) = compare_bucket({LOG: table(SENT), "climate": table(SENT[1:])}, [side], SPAN, bronze=False)
     assert isinstance(found, Lacking)
     assert found.content == ("d", 7)
     assert short(found.finding) == (Kind.MISSING, "1")
 
 
 def test_a_finding_has_hop_device_and_time() -> None:
-    (found,) = compare_bronze(table(LOG), table(LOG[1:]), SPAN)
-    assert found == Finding(Hop.BRONZE, Kind.MISSING, "d", 1, "fleet-partition-0:1:1:0")
+    (found,) = compare_bucket({LOG: table(SENT), BRONZE: table(SENT[1:])}, [], SPAN, bronze=True)
+    assert found == ("bronze", Finding(Hop.BRONZE, Kind.MISSING, "d", 1, "fleet-partition-0:1:1:0"))
 
 
 @given(st.sets(st.integers(1, 60), min_size=1), st.data())

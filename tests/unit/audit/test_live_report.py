@@ -132,3 +132,5 @@ def test_the_number_is_that_of_the_parsed_payload(body: dict[str, Any], separato
     large = wanted is not None and abs(wanted) > 1 << 62
     some = [None, 7, 12, None, 2, None, None, None]
     assert numbers == [*some, None if large else wanted, *some]
+    alone = fields.numbers("r", [b'{"n":7}', payload], [{}] * 2).tolist()
+    assert alone == [7, NO_NUMBER if wanted is None or large else wanted]
