@@ -914,6 +914,8 @@ class PushWorld:
             assert command.command_id in self.dead_ids, "what was given up is in the dead letters"
         # A broker may confirm one in vain, which is sent again then and given up.
         vain = "rejected" in states or (command.command_id in self.taken and command.expires_at_ms)
+        # A member answers a copy that was given up and written again, and does not execute it: it has a later one since.
+        vain = vain or (command.ref is not None and command.command_id in self.dead_ids)
         if confirmed in states and not vain:
             assert command.command_id in self.inbox[command.device], command.command_id
 
