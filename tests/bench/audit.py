@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,8 @@ __all__ = ["measure"]
 MESSAGES: Final = int(os.environ.get("BENCH_AUDIT", "1_000_000"))
 DEVICES: Final = 1000
 PARTITIONS: Final = 4
+TIMES: Final = 3
+"""Of each measurement the least counts: other work on the machine only adds to it."""
 _CHUNK: Final = 100_000
 
 
@@ -63,12 +66,14 @@ def measure() -> tuple[list[Figure], list[str]]:
         settings = world.settings.model_dump(mode="json", exclude_defaults=True)
         settings["streaming"]["topics"] = ["fleet", "bulk"]
         config.write_text(yaml.safe_dump(settings), encoding="utf-8")
-        clean = _audit(world, config)
-        print("  clean:", {k: clean[k] for k in ("s", "cpu", "bytes", "read", "copies")}, flush=True)
-        assert clean["clean"], clean["findings"]
-        assert clean["read"]["Pulsar"] > MESSAGES
-        client = _cpu_of_client(world)
-        start = _audit(world, config, before_us)
+        audits = [_audit(world, config) for _ in range(TIMES)]
+        for clean in audits:
+            print("  clean:", {k: clean[k] for k in ("s", "cpu", "bytes", "read", "copies")}, flush=True)
+            assert clean["clean"], clean["findings"]
+            assert clean["read"]["Pulsar"] > MESSAGES
+        clean = min(audits, key=itemgetter("cpu"))
+        client = min(_cpu_of_client(world) for _ in range(TIMES))
+        start = min((_audit(world, config, before_us) for _ in range(TIMES)), key=itemgetter("cpu"))
         for change in CHANGES:
             change.do(world)
         found = _audit(world, config)
