@@ -128,7 +128,8 @@ def test_a_position_has_one_text_everywhere_also_in_a_later_generation(settings:
         assert of_group.startswith("3.")
         assert stored == f"all for group presses: stored at {of_group}"
     shown = asked(settings, "devices", "show", "d")
-    assert (shown["cursor"], shown["receipts"][0]["position"]) == (receipt.position, receipt.position)
+    texts = {one["command_id"]: one["position"] for one in shown["receipts"]}
+    assert (texts["first"], texts[entry_id("all", "d")]) == (receipt.position, shown["cursor"])
     assert asked(settings, "commands", "show", "first")["copies"][0]["positions"] == [receipt.position]
 
 
