@@ -76,6 +76,7 @@ def test_mosquitto_reports_an_absent_subscriber_and_limits_its_queues(tmp_path: 
     assert in_state(report, "failed", "not tried") == {}
     assert report.left_behind == ()
     assert found["no subscribers"].result == "PUBACK 0x10 without a subscriber, 0x00 with one"
+    assert found["order"].result == "100 bursts of 8 messages arrive in order"
     assert found["queue"].result.startswith(f"1000 of {MESSAGES} messages")
     assert "max_queued_messages" in found["queue"].follows[0]
 
