@@ -18,6 +18,8 @@ COUNT: Final = 64
 """Number of buckets on disk."""
 _BLOCK: Final = 10
 """Entries of a block, as a power of two."""
+_PIECES: Final = 8
+"""Rows in more pieces than these are sorted, which costs less than to write each piece."""
 SCHEMA: Final = pa.schema(
     [
         ("part", pa.int32()),  # number of the partition in this audit
@@ -49,20 +51,20 @@ class Buckets:
         self.rows: dict[str, int] = {}
 
     def write(self, record: str, rows: pa.RecordBatch) -> None:
-        """Add rows of ``SCHEMA`` to a record."""
+        """Add rows of ``SCHEMA``, with the columns of the position at least, to a record."""
         self.rows[record] = self.rows.get(record, 0) + rows.num_rows
         number = bucket_of(rows, COUNT)
-        if np.count_nonzero(np.diff(number)) > COUNT:
+        if np.count_nonzero(np.diff(number)) > _PIECES:
             order = np.argsort(number, kind="stable")
             number, rows = number[order], rows.take(pa.array(order))
         first = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
         for start, end in pairwise([*first, len(number)]):
-            self._writer(record, int(number[start])).write_batch(rows.slice(start, end - start))
+            self._writer(record, int(number[start]), rows.schema).write_batch(rows.slice(start, end - start))
 
-    def _writer(self, record: str, bucket: int) -> Any:
+    def _writer(self, record: str, bucket: int, schema: pa.Schema) -> Any:
         found = self._writers.get((record, bucket))
         if found is None:
-            found = self._writers[record, bucket] = pa.ipc.new_stream(str(self._file(record, bucket)), SCHEMA)
+            found = self._writers[record, bucket] = pa.ipc.new_stream(str(self._file(record, bucket)), schema)
         return found
 
     def _file(self, record: str, bucket: int) -> Path:
