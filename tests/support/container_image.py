@@ -78,12 +78,10 @@ class Images:
             shutil.copytree(_GIVEN_BASE, root, symlinks=True)
         else:
             _debootstrap(root)
-        certificates = Path("/etc/ssl/certs")
-        if (bundle := certificates / "ca-certificates.crt").exists():
-            shutil.copy(bundle, root / bundle.relative_to("/"))
-        for own in certificates.glob("*.pem"):  # the links are Debian's; a JVM gets each when it is installed
-            if not own.is_symlink():
-                shutil.copy(own, root / own.relative_to("/"))
+        certificates = Path("/usr/local/share/ca-certificates")  # of this machine: of a proxy, for example
+        if certificates.is_dir():
+            shutil.copytree(certificates, root / certificates.relative_to("/"), dirs_exist_ok=True)
+            subprocess.run(["chroot", root, "update-ca-certificates"], check=True, capture_output=True)
         (root / "etc/pip.conf").write_text(_pip_settings(), encoding="utf-8")
         container = self.buildah("from", "scratch")
         self.buildah("copy", "--quiet", container, root, "/")
