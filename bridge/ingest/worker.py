@@ -139,6 +139,8 @@ class IngestWorker(LinkHandler):
         """Time after which the first message is late, by the monotonic clock."""
         self._received = False
         self._credit = Credit(settings.ingest.limits.in_flight)
+        self._replacing = False
+        """Whether the next connection replaces one that we closed for more credit: it is no reconnect after a loss."""
 
     @property
     def piece(self) -> int:
@@ -155,7 +157,9 @@ class IngestWorker(LinkHandler):
         counted = event.session_present and self.settings.mqtt.protocol == "5"
         self._credit.connected(time.monotonic(), session_present=counted)
         self._losses = 0
-        self._metrics.connections.inc()
+        if not self._replacing:
+            self._metrics.connections.inc()
+        self._replacing = False
         self._metrics.connected.set(1)
         self._part.waits("subscribing")
         if not event.session_present and (event.epoch > 1 or self._filters.granted is not None):
@@ -244,6 +248,7 @@ class IngestWorker(LinkHandler):
         )
         self.link.receive_maximum = self._credit.granted
         self._metrics.connected.set(0)
+        self._replacing = True
         self.link.disconnect()
 
     def _report_silence(self) -> None:

@@ -30,7 +30,7 @@ _COUNTERS: Final = {
 }
 _SESSION_COUNTERS: Final = {
     "acked": "Acknowledgements sent to the MQTT broker.",
-    "connections": "Connections that the MQTT broker accepted; all but the first are reconnects.",
+    "connections": "Connections that the MQTT broker accepted; all but the first are reconnects after a loss.",
 }
 _COUNTERS_BY: Final = {
     "left_out": (
