@@ -23,7 +23,7 @@ from rich.table import Table
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
 from bridge.settings.units import Duration
-from bridge.user_folders import default_cache_dir
+from bridge.user_folders import default_cache_dir, default_data_dir
 from pulsebridge.downloads import distributions
 from pulsebridge.downloads.distributions import Distribution
 from pulsebridge.downloads.preflight import Finding, check_all, find_java
@@ -74,7 +74,7 @@ def bring_up(settings: LocalSettings, *, as_json: bool = False) -> None:
     stages = ", ".join(f"{name} {state.stages[name]:.1f} s" for name in ("pulsar", "mqtt") if name in state.stages)
     console.print(f"[green]Up.[/] {stages}")
     _show_addresses(console, state)
-    console.print(f"Data: {folder}. {_end_of(state)}", soft_wrap=True)
+    console.print(f"Data: {folder}. {_end_of(state, folder)}", soft_wrap=True)
 
 
 def preflight(settings: LocalSettings, folder: Path, console: Console) -> None:
@@ -278,11 +278,11 @@ def show_status(settings: LocalSettings, *, as_json: bool = False, more: Mapping
         phase = "starting" if state is not None and state.running else "down"
         Console().print(f"{phase.capitalize()}. Start with: pulsebridge up" if phase == "down" else "Starting.")
     else:
-        _show_state(Console(), state, alive)
+        _show_state(Console(), state, alive, _folder(settings))
     return bool(up and all(alive.values()))
 
 
-def _show_state(console: Console, state: StackState, alive: dict[str, bool]) -> None:
+def _show_state(console: Console, state: StackState, alive: dict[str, bool], folder: Path) -> None:
     table = Table(title="Local servers", title_justify="left")
     for column in ("", "address", "pid", "memory", "state"):
         table.add_column(column)
@@ -300,10 +300,11 @@ def _show_state(console: Console, state: StackState, alive: dict[str, bool]) -> 
             word,
         )
     console.print(table)
-    console.print(f"Up since {_clock(state.since)}. {_end_of(state)} Fsync is {'on' if state.fsync else 'off'}.")
+    fsync = f"Fsync is {'on' if state.fsync else 'off'}."
+    console.print(f"Up since {_clock(state.since)}. {fsync} {_end_of(state, folder)}", soft_wrap=True)
     if not all(alive.values()):
         console.print(
-            "A server has ended: run pulsebridge down, then pulsebridge up. Its log: "
+            f"A server has ended: run {_down(folder)}, then pulsebridge up again. Its log: "
             + ", ".join(state.logs[n] for n, ok in alive.items() if not ok),
             soft_wrap=True,
         )
@@ -317,8 +318,13 @@ def _folder(settings: LocalSettings) -> Path:
     return settings.data_dir.absolute()
 
 
-def _end_of(state: StackState) -> str:
-    stop = "Stop it with: pulsebridge down."
+def _down(folder: Path) -> str:
+    """Return the command that stops these servers; without a folder it stops those of the user's data folder."""
+    return "pulsebridge down" if folder == default_data_dir() / "stack" else f"pulsebridge down --data-dir {folder}"
+
+
+def _end_of(state: StackState, folder: Path) -> str:
+    stop = f"Stop it with: {_down(folder)}"
     return f"Stops at {_clock(state.until)}. {stop}" if state.until else stop
 
 
