@@ -75,10 +75,13 @@ class Credit:
         """The Receive Maximum of the next CONNECT."""
         self._patience_s = _PATIENCE_S
         self._due = math.inf
+        self._replacing = False
 
-    def connected(self, now: float, *, session_present: bool) -> None:
-        """Begin a connection; a new session has no messages of former ones."""
+    def connected(self, now: float, *, session_present: bool) -> bool:
+        """Begin a connection; a new session has no messages of former ones. Returns whether it replaces one for more credit."""
+        replaces, self._replacing = self._replacing, False
         self._due = now + self._patience_s if session_present and self.granted < _MOST_CREDIT else math.inf
+        return replaces
 
     def ended(self) -> None:
         """Note a lost connection or its first message. From that message on, acknowledgements free credit."""
@@ -89,6 +92,7 @@ class Credit:
         if now < self._due:
             return False
         self._due = math.inf
+        self._replacing = True
         self._patience_s *= 2
         self.granted = min(2 * self.granted, _MOST_CREDIT)
         return True
@@ -139,8 +143,6 @@ class IngestWorker(LinkHandler):
         """Time after which the first message is late, by the monotonic clock."""
         self._received = False
         self._credit = Credit(settings.ingest.limits.in_flight)
-        self._replacing = False
-        """Whether the next connection replaces one that we closed for more credit: it is no reconnect after a loss."""
 
     @property
     def piece(self) -> int:
@@ -155,11 +157,9 @@ class IngestWorker(LinkHandler):
             reach("ingest_in_reconnect")
         self._acks.connected(event.epoch)
         counted = event.session_present and self.settings.mqtt.protocol == "5"
-        self._credit.connected(time.monotonic(), session_present=counted)
-        self._losses = 0
-        if not self._replacing:
+        if not self._credit.connected(time.monotonic(), session_present=counted):
             self._metrics.connections.inc()
-        self._replacing = False
+        self._losses = 0
         self._metrics.connected.set(1)
         self._part.waits("subscribing")
         if not event.session_present and (event.epoch > 1 or self._filters.granted is not None):
@@ -248,7 +248,6 @@ class IngestWorker(LinkHandler):
         )
         self.link.receive_maximum = self._credit.granted
         self._metrics.connected.set(0)
-        self._replacing = True
         self.link.disconnect()
 
     def _report_silence(self) -> None:

@@ -48,8 +48,7 @@ def test_a_connection_for_more_credit_is_not_counted_as_a_reconnect() -> None:
     ingest.ready = True
     counted = ingest._metrics.connections._value
     ingest.on_connected(Connected(epoch=1, session_present=True))
-    with patch.object(ingest._credit, "exhausted", return_value=True):
-        ingest.on_turn(1e9)
+    ingest.on_turn(1e9)
     link.disconnect.assert_called_once()
     ingest.on_connected(Connected(epoch=2, session_present=True))
     assert counted.get() == 1
