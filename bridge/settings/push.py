@@ -67,7 +67,7 @@ class RetrySettings(Section):
     attempts: int = Field(0, ge=0)
     """Failed attempts of a command, refused or not answered, after which it goes to the dead letters and the next one
     follows; 0: no limit. After push.presence.max_failures failures a silent device counts as offline, and the count
-    begins anew when it is back; with fewer attempts, commands of such a device become dead letters instead."""
+    starts at zero when it is back; with fewer attempts, commands of such a device become dead letters instead."""
 
 
 class PushLimits(Section):
