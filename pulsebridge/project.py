@@ -104,7 +104,7 @@ def _settings(answers: Answers) -> str:
             admin=_value(answers.admin_url),
         ),
         _INGEST + (_indented(ingest) if ingest else _ROUTES),
-        _PUSH.format(confirm=answers.confirm),
+        _PUSH.format(confirm=answers.confirm, rule=_PRESENCE.get(answers.preset or "", _WILL)),
         _local(answers),
         _STREAMING.format(module=MODULE, suites=_SUITES) + (_indented({"tables": tables}) if tables else ""),
     ]
@@ -197,11 +197,17 @@ _PUSH: Final = """\
 push:
   # broker: a command counts as delivered when the MQTT broker has it; device: when the device has answered.
   confirm: {confirm}
-  # Push parks the commands of offline devices if it knows the topic of their wills:
+  # Push parks the commands of offline devices if it knows where their state is published (a will, say):
   # presence:
   #   rules:
-  #     - filter: devices/+device/status
+  #     - {rule}
 """
+_WILL: Final = "filter: devices/+device/status"
+_PRESENCE: Final = {
+    "tasmota": "{filter: tele/+device/LWT, absent: [Offline]}",
+    "zigbee2mqtt": """{filter: zigbee2mqtt/+device/availability, absent: ['{"state":"offline"}']}""",
+}
+"""Rules of the presets whose devices have one topic for it."""
 _LOCAL: Final = """\
 local:
   # Where `pulsebridge up` starts servers on this machine.

@@ -57,7 +57,7 @@ def init(
 
       pulsebridge init plant --filter plant/+device/+metric
 
-      pulsebridge init home --mqtt broker.example --devices zigbee2mqtt --confirm device
+      pulsebridge init home --mqtt broker.example --devices zigbee2mqtt
 
       pulsebridge init --mqtt broker.example:1884 --devices discover --listen 2m
     """
@@ -76,7 +76,12 @@ def init(
         filter = _answer(
             filter, "MQTT filter of the devices, +device for the level of the device (empty: all topics)", ""
         )
-    who = _answer(confirm, "Who confirms a command: broker, or device if devices answer", "broker")
+    # Devices of a preset have a firmware of others: they do not answer as Pulsebridge's protocol says, so it is no question.
+    who = (
+        (confirm or "broker")
+        if kind in presets
+        else _answer(confirm, "Who confirms a command: broker, or device if devices answer", "broker")
+    )
     if kind not in (*presets, _DISCOVER, _OTHER):
         raise ConfigError(f"--devices {kind}: is not one of {', '.join((*presets, _DISCOVER, _OTHER))}")
     if who not in ("broker", "device"):
@@ -89,6 +94,12 @@ def init(
         answers = replace(answers, filter=_filter(filter or ""))
     else:
         answers = replace(answers, preset=kind)
+        if who == "device":
+            typer.echo(
+                f"note: devices of {kind} do not answer commands by themselves, and push repeats a command without an "
+                "answer: set push.confirm: broker unless yours do",
+                err=True,
+            )
     files = project_files(answers)
     _check(files[SETTINGS])
     write_project(folder, files, replace=force)

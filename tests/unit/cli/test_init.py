@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from bridge.errors import ConfigError
+from bridge.routing.templates import Filter
 from bridge.settings.loading import load_with_origins
 from bridge.settings.presets import load_preset, preset_names
 from pulsebridge.cli import config, init
@@ -49,6 +50,35 @@ def test_the_files_are_a_pipeline_with_a_suite(devices: str, tmp_path: Path, mon
     assert "pulsebridge ingest" in output
     assert "pulsebridge up" in output  # Pulsar is on this machine
     assert settings.local.mqtt_url == "mqtt://broker.example:1884"
+
+
+@pytest.mark.parametrize("devices", preset_names())
+def test_who_confirms_is_not_asked_for_a_preset_and_device_is_noted(devices: str, tmp_path: Path) -> None:
+    assert "note:" not in run("init", str(tmp_path / "a"), "--devices", devices)
+    noted = run("init", str(tmp_path / "b"), "--devices", devices, "--confirm", "device")
+    assert f"note: devices of {devices} do not answer" in noted
+
+
+@pytest.mark.parametrize(
+    ("devices", "topic", "payload"),
+    [
+        ("zigbee2mqtt", "zigbee2mqtt/plug/availability", '{"state":"offline"}'),
+        ("tasmota", "tele/plug/LWT", "Offline"),
+        ("other", "devices/plug/status", "offline"),
+    ],
+)
+def test_the_rule_of_presence_in_the_comment_fits_the_devices(
+    devices: str, topic: str, payload: str, tmp_path: Path
+) -> None:
+    run("init", str(tmp_path), "--devices", devices)
+    path = tmp_path / "pulsebridge.yaml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first = lines.index("  # presence:")
+    lines[first : first + 3] = [line.replace("# ", "", 1) for line in lines[first : first + 3]]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    (rule,) = load_with_origins(path, environ={}).settings.push.presence.rules
+    assert Filter.of_settings(rule.filter).match(topic.split("/")) == {"device": "plug"}
+    assert payload in rule.absent
 
 
 def test_a_filter_is_a_route(tmp_path: Path) -> None:
