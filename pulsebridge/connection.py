@@ -168,7 +168,7 @@ class Connection:
 
         The columns are those of ``bronze`` without ``stored_at``. ``payload`` is binary: cast it to string.
         ``startingTime`` and ``endingTime`` are in ms since 1970. Pulsar deletes old messages (``pulsar.retention``);
-        ``bronze`` keeps them. A topic that does not exist is an error of Spark at the first action, such as ``show()``.
+        ``bronze`` keeps them. Raises ConfigError for a topic that does not exist, with the names of those that do.
         """
         return self.spark.read.format("pulsebridge").options(**self._source(topic, options)).load()
 
@@ -180,6 +180,8 @@ class Connection:
 
         Pulsar retains the messages that the query ``name`` has not read, also while it is stopped. If you no longer need
         the query, delete its name: `pulsebridge subscriptions delete`.
+
+        Raises ConfigError as ``read``, unless ``waitingForNonExistedTopic="true"`` is among the options.
         """
         named = {"predefinedSubscription": name, "startingOffsets": "earliest", **options}
         return self.spark.readStream.format("pulsebridge").options(**self._source(topic, named)).load()
@@ -388,8 +390,16 @@ class Connection:
         return {**connection_options(self.settings.pulsar), **options}
 
     def _source(self, topics: str, options: Mapping[str, object]) -> dict[str, Any]:
-        names = ",".join(self._topic(name.strip()) for name in topics.split(","))
-        return {**self._options(options), "topics": names}
+        """Return the options that read topics. Raises ConfigError if one does not exist: Spark's own error is a
+        traceback of its Python worker.
+        """
+        from pulsebridge.topics.existing import refuse_missing
+
+        names = [self._topic(name.strip()) for name in topics.split(",")]
+        elsewhere = {"admin.url", "service.url"} & set(options)
+        if not elsewhere and str(options.get("waitingForNonExistedTopic", "")).lower() != "true":
+            refuse_missing(names, self.settings.pulsar)
+        return {**self._options(options), "topics": ",".join(names)}
 
     def _start(self, rows: DataFrame, name: str, options: dict[str, Any], checkpoint: str | None) -> StreamingQuery:
         if checkpoint is None:

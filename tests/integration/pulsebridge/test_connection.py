@@ -89,6 +89,15 @@ def test_topics_are_read_and_written_by_their_short_names(
     rows = spark.createDataFrame([(b"1",), (b"2",)], "value binary")
     assert connection.write(rows, "copies") is None
     assert sorted(bytes(row.value) for row in connection.read("copies").collect()) == [b"1", b"2"]
+    for read in (connection.read, lambda topic: connection.stream(topic, name="reader")):
+        with pytest.raises(ConfigError, match=r"/copie does not exist — did you mean copies\?$"):
+            read("copie")
+        with pytest.raises(ConfigError, match=r"does not exist — topics of .*: .*copies.*; ingest makes"):
+            read("copies,another")
+        with pytest.raises(ConfigError, match="topics explain"):
+            read("plant/press-1")
+    waiting = connection.stream("another", name="waiter", waitingForNonExistedTopic="true")
+    assert waiting.isStreaming
     stream = connection.stream("copies", name="copier")
     with pytest.raises(ConfigError, match="checkpoint"):
         connection.write(stream.select("value"), "more")
