@@ -219,7 +219,9 @@ class Connection:
         ``command_id``, ``device`` and ``payload`` (binary). Without ``mqtt_topic`` the routes name it. There is no
         other argument then. A row that is not valid has no receipt: `pulsebridge dead-letters list` shows it.
 
-        A device gets a ``command_id`` once: a new command needs a new id. Without one, ``send`` makes it.
+        A device gets a ``command_id`` once: a new command needs a new id. Without one, ``send`` makes it. The name of a
+        device is not checked: with ``push.confirm: broker`` a command to a wrong name is ``delivered``, and no
+        device gets it.
 
         Raises ConfigError for an invalid command or an unknown topic,
         TransientError if Pulsar does not answer, TerminalError if push has never run.
