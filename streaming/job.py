@@ -423,7 +423,8 @@ def _run(
     from sources.stream_metrics import StreamMetrics
     from streaming.pulsar_readiness import await_pulsar
 
-    chosen(pipeline, given.only, given.part)  # a wrong name is known before Spark starts
+    flows = chosen(pipeline, given.only, given.part)  # a wrong name is known before Spark starts
+    _log.info("the job starts Spark, and then its flows", flows=", ".join(flows))
     stop = threading.Event()
 
     def ask(*_: object) -> None:

@@ -13,7 +13,7 @@ from bridge.errors import ConfigError, TerminalError, TransientError
 from bridge.settings import Settings
 from streaming import pipelines as dp
 from streaming.failures import Batches, Cause, cause_of
-from streaming.job import Job
+from streaming.job import Job, main
 from streaming.pipelines import Flow
 
 
@@ -57,6 +57,21 @@ def test_a_part_has_the_flows_of_commands_or_those_into_tables(job: _Waiting) ->
         dp.commands(job.pipeline.flows["t"].query, name="c")
     for part, flows in (("commands", ["c"]), ("tables", ["t"]), (None, ["t", "c"])):
         assert Job(job.spark, job.settings, job.pipeline, part=part).only == flows  # type: ignore[arg-type]
+
+
+def test_what_starts_is_logged_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming.job.logs.configure", lambda _: None)
+    monkeypatch.setattr("streaming.job.signal.signal", lambda *_: None)
+
+    def no_java(_: Settings) -> Any:
+        raise TerminalError("no Java")
+
+    with capture_logs() as logs:
+        assert main(["--only", "bronze"], no_java) == 1
+    assert [(line["event"], line.get("flows")) for line in logs] == [
+        ("the job starts Spark, and then its flows", "bronze"),
+        ("no Java", None),
+    ]
 
 
 def test_a_worker_that_is_late_on_a_busy_machine_ends_no_driver_and_another_failure_that_stays_does(
