@@ -76,7 +76,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         master: Annotated[str | None, typer.Option("--master", help="The cluster of the printed submission.")] = None,
     ) -> None:
-        """Pack the job for a Spark cluster, with the settings and their files; print the submission.
+        """Pack the job and its settings for a Spark cluster; print the submission.
 
         For standalone, yarn and k8s it packs one file (PEX); each machine needs only a Python of the same minor
         version. For databricks it writes the wheel and a job in JSON. Spark itself is not packed. Suites of Great
