@@ -212,6 +212,12 @@ def test_extras_that_are_installed_exist() -> None:
             assert set(named.split(",")) <= set(extras), block
 
 
+def test_the_extra_for_notebooks_has_the_recordings_that_their_first_cells_replay() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for extra in ("demo", "notebook"):
+        assert any(needed.startswith("bokeh-sampledata") for needed in extras[extra]), extra
+
+
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
