@@ -60,7 +60,12 @@ def job_files(settings: Path | None) -> JobFiles:
     paths, notes = [], []
     for at, text in _texts(content_of(settings), ()):
         name = ".".join(map(str, at))
-        if _executors_read(at):
+        if at == ("streaming", "root") and "://" not in text and not Path(text).is_absolute():
+            notes.append(
+                f"{name}: {text} is a folder of {FOLDER} there, without the tables that are here; give a URI or an "
+                "absolute path that all machines have"
+            )
+        elif _executors_read(at):
             notes.append(f"{name}: {text} is not packed: give an absolute path that driver and executors have")
         elif at[:2] == ("streaming", "modules") and not text.endswith(".py"):
             notes.append(f"{name}: install the module {text} on driver and executors, or add it to --py-files")

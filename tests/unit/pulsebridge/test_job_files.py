@@ -53,10 +53,17 @@ def test_what_the_driver_reads_is_copied_with_its_path(project: Path) -> None:
     assert copied == {"pulsebridge.yaml", "flows/presses.py", "quality/great_expectations.yml", "press.desc"}
 
 
+@pytest.mark.parametrize("root", ["s3a://bucket/lakehouse", "/mnt/lakehouse"])
+def test_a_root_that_all_machines_may_have_is_not_noted(root: str, project: Path) -> None:
+    (project / "plant.yaml").write_text(f"streaming: {{root: {root}}}\n")
+    assert job_files(Path("plant.yaml")).notes == ()
+
+
 def test_what_the_cluster_must_have_is_noted(project: Path) -> None:
     noted = {note.partition(":")[0]: note for note in job_files(Path("plant.yaml")).notes}
     assert set(noted) == {
         "mqtt.password_file", "pulsar.tls_ca", "pulsar.token_file", "streaming.modules.1", "streaming.alerts",
+        "streaming.root",
     }  # fmt: skip
     assert "/etc/rules.yaml is not packed" in noted["streaming.alerts"]
     assert "--py-files" in noted["streaming.modules.1"]
