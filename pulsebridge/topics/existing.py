@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from bridge.contract import base_topic, full_name, namespace_of
-from bridge.errors import ConfigError, RefusedError
+from bridge.errors import ConfigError, RefusedError, TransientError
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.settings import PulsarSettings
 
@@ -19,9 +19,9 @@ _SHOWN: Final = 10
 def refuse_missing(names: Iterable[str], pulsar: PulsarSettings) -> None:
     """Raise ConfigError in one line for a name that is no topic, or one of a topic that does not exist.
 
-    A role that may not ask Pulsar for it passes: the reader finds out.
+    A role that may not ask Pulsar's admin passes, as does an admin that is away: the reader finds out.
     """
-    with PulsarAdmin(pulsar, timeout_s=30) as admin:
+    with PulsarAdmin(pulsar) as admin:
         for name in names:
             try:
                 topic = base_topic(full_name(name))
@@ -33,7 +33,7 @@ def refuse_missing(names: Iterable[str], pulsar: PulsarSettings) -> None:
                 if admin.partition_count(topic):
                     continue
                 existing = admin.topics(namespace_of(topic))
-            except RefusedError:
+            except (RefusedError, TransientError):
                 continue
             if topic not in existing:
                 raise ConfigError(f"the topic {topic} does not exist", remedy=_remedy(topic, existing))
