@@ -287,6 +287,7 @@ def check_names(tree: ast.Module) -> None:
             assert name.value in OPTIONS, name.value
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:great_expectations")  # it imports sre_constants
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_a_program_compiles_and_uses_what_exists(block: Block) -> None:
     check_names(ast.parse(block.text))
