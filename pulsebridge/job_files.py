@@ -16,11 +16,10 @@ from bridge.errors import ConfigError
 from bridge.settings import Settings
 from bridge.settings.fields import FILE_SUFFIX, field_at, is_secret, parts_of
 from bridge.settings.loading import DEFAULT_FILE, content_of
+from pulsebridge.submission import FOLDER
 
-__all__ = ["FOLDER", "JobFiles", "job_files"]
+__all__ = ["JobFiles", "job_files"]
 
-FOLDER: Final = "pulsebridge-conf"
-"""Name of the folder, beside the packed file."""
 _NOT_COPIED: Final = shutil.ignore_patterns(FOLDER, "__pycache__", "data_docs", "validations")
 """Also the results that Great Expectations writes into its project."""
 _Path = tuple[str | int, ...]

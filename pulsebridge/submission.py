@@ -12,14 +12,18 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pulsebridge.job_files import FOLDER, JobFiles
 from pulsebridge.packing import submit_words
 
-__all__ = ["JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_files"]
+if TYPE_CHECKING:
+    from pulsebridge.job_files import JobFiles
+
+__all__ = ["FOLDER", "JOB", "Target", "databricks_job", "dockerfile", "line", "notes", "write_files"]
 
 JOB: Final = "pulsebridge_job.py"
+FOLDER: Final = "pulsebridge-conf"
+"""Name of the folder of the settings and their files, beside the packed file."""
 _SCRIPT: Final = '''"""The job of Pulsebridge, for spark-submit. Its first argument is the folder of the settings."""
 
 import os

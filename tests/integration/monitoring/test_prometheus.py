@@ -22,36 +22,41 @@ from tests.support.waiting import poll_for
 ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "conf/prometheus/alerts.yaml"
 DASHBOARD = ROOT / "conf/grafana/pulsebridge.json"
+JOBS = ("pulsebridge-all", "pulsebridge-mortal")
 VARIABLES = {"$job": "pulsebridge.*", "$instance": ".*", "$link": ".*", "$__rate_interval": "1m"}
 
 
 class World(NamedTuple):
-    """A Prometheus, and the process that it scrapes."""
+    """A Prometheus that scrapes two processes, of which a test may kill one."""
 
     prometheus: Prometheus
-    process: Server
+    mortal: Server
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     program("prometheus")
     with own_folder("prometheus") as folder:
-        (port,) = free_ports(1)
-        process = Server(
-            "metrics", [sys.executable, "-m", "tests.support.metrics_process", str(port)],
-            log=folder / "metrics.log", cwd=ROOT, environment=os.environ, grace_s=5,
-        )  # fmt: skip
+        ports = dict(zip(JOBS, free_ports(len(JOBS)), strict=True))
+        processes = [
+            Server(
+                job, [sys.executable, "-m", "tests.support.metrics_process", str(port)],
+                log=folder / f"{job}.log", cwd=ROOT, environment=os.environ, grace_s=5,
+            )
+            for job, port in ports.items()
+        ]  # fmt: skip
         try:
-            with running_prometheus(folder, [RULES], {"pulsebridge-all": port}) as prometheus:
+            with running_prometheus(folder, [RULES], ports) as prometheus:
                 poll_for(lambda: _scrapes(prometheus) >= 3, 120, "three scrapes", every=0.5)
-                yield World(prometheus, process)
+                yield World(prometheus, processes[1])
         finally:
-            process.kill()
+            for process in processes:
+                process.kill()
 
 
 def _scrapes(prometheus: Prometheus) -> float:
-    result = prometheus.ask("query", query='count_over_time(up{job="pulsebridge-all"}[1m]) and up == 1')["result"]
-    return float(result[0]["value"][1]) if result else 0.0
+    result = prometheus.ask("query", query="count_over_time(up[1m]) and up == 1")["result"]
+    return min(float(one["value"][1]) for one in result) if len(result) == len(JOBS) else 0.0
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -105,5 +110,5 @@ def test_the_death_of_the_process_starts_an_alert(world: World) -> None:
         return [alert["state"] for alert in rule["alerts"]]
 
     assert down() == []
-    world.process.kill()
+    world.mortal.kill()
     assert poll_for(down, 60, "the alert", every=0.3) == ["pending"]

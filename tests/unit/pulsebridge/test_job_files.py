@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import ConfigError
-from pulsebridge.job_files import FOLDER, job_files
+from pulsebridge.job_files import job_files
 from pulsebridge.project import Answers, project_files, write_project
-from pulsebridge.submission import JOB, Target, dockerfile, line, write_files
+from pulsebridge.submission import FOLDER, JOB, Target, dockerfile, line, write_files
 
 SETTINGS = """\
 mqtt:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pulsebridge.job_files import FOLDER, JobFiles
+from pulsebridge.job_files import JobFiles
 from pulsebridge.packing import needs_of
 from pulsebridge.submission import (
+    FOLDER,
     JOB,
     Target,
     databricks_job,
