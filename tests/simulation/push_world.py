@@ -917,10 +917,10 @@ class PushWorld:
         # A member answers a copy that was given up and written again, and does not execute it: it has a later one since.
         vain = vain or (command.ref is not None and command.command_id in self.dead_ids)
         if confirmed in states and not vain and command.command_id not in self.inbox[command.device]:
-            # An answer told the device what it leaves out (resume_max), also of what a broker that it had left confirmed.
+            # An answer names the first command that it includes (resume_max): it may lack some that a former broker confirmed.
             first = next(p for p, c in self.log if c is not None and c.command_id == command.command_id)
-            told = not self.limits.answers and first < self.left_out.get(command.device, BEFORE_ALL)
-            assert told, command.command_id
+            left_out = not self.limits.answers and first < self.left_out.get(command.device, BEFORE_ALL)
+            assert left_out, command.command_id
 
     def _is_over(self) -> bool:
         """Whether nothing is left that could happen."""
