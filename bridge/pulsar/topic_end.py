@@ -110,12 +110,17 @@ def end_of(settings: PulsarSettings, topic: str, last: MessageId) -> CommandPosi
     """
     if last.entry_id() >= 0:
         return CommandPosition(last.ledger_id(), last.entry_id(), _MAX_INDEX)
+    ledgers = _known_ledgers(settings, topic)
+    return EVERYTHING if ledgers is None else ledgers.end
+
+
+def _known_ledgers(settings: PulsarSettings, topic: str) -> Ledgers | None:
+    """Return the ledgers of a partition, None if the admin does not answer or does not list them."""
     try:
-        ledgers = ledgers_of(settings, topic)
+        return ledgers_of(settings, topic)
     except TransientError as e:
         log.debug("the end of a partition is unknown", topic=topic, why=str(e))
-        ledgers = None
-    return EVERYTHING if ledgers is None else ledgers.end
+        return None
 
 
 def is_at_end(settings: PulsarSettings, topic: str, last: CommandPosition) -> bool | None:
@@ -129,15 +134,6 @@ def is_at_end(settings: PulsarSettings, topic: str, last: CommandPosition) -> bo
         log.debug("the end of a partition is unknown", topic=topic, why=str(e))
         return None
     return ledgers is None or ledgers.end[:2] <= last[:2]
-
-
-def _has_ended(settings: PulsarSettings, topic: str, last: CommandPosition) -> bool:
-    """Whether the ledgers, as the admin lists them, end at ``last``."""
-    try:
-        ledgers = ledgers_of(settings, topic)
-    except TransientError:
-        return False
-    return ledgers is not None and ledgers.end[:2] <= last[:2]
 
 
 def read_to_end(
@@ -171,7 +167,8 @@ def read_to_end(
                 denied = not reader.has_message_available()
         except TransientError as e:  # its client connects again, but not always at the end of a terminated topic
             denied, lost = False, e
-            if _has_ended(settings, topic, last):
+            ledgers = _known_ledgers(settings, topic)
+            if ledgers is not None and ledgers.end[:2] <= last[:2]:
                 return
         at_end = denied and (trusting or is_at_end(settings, topic, last))
         if at_end or (at_end is None and last != BEFORE_ALL):
