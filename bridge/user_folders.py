@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["default_cache_dir", "default_data_dir"]
+__all__ = ["default_cache_dir", "default_stack_dir"]
 
 
 def default_cache_dir() -> Path:
@@ -16,8 +16,8 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pulsebridge"
 
 
-def default_data_dir() -> Path:
-    """Return the user's data folder of this project."""
+def default_stack_dir() -> Path:
+    """Return the folder of the local servers' data, in the user's data folder."""
     if sys.platform == "darwin":
-        return Path.home() / "Library/Application Support/pulsebridge"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "pulsebridge"
+        return Path.home() / "Library/Application Support/pulsebridge/stack"
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "pulsebridge/stack"

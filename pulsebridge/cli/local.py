@@ -222,9 +222,9 @@ def _trace(settings: Settings, topic: str, payload: str | None, *, as_json: bool
 
 
 def _settings(config: Path | None, sets: list[str] | None, flags: dict[str, object]) -> LocalSettings:
-    from bridge.user_folders import default_data_dir
+    from bridge.user_folders import default_stack_dir
 
     local = settings_from(config, sets, flags).local
     if local.data_dir is None:
-        local = local.model_copy(update={"data_dir": default_data_dir() / "stack"})
+        local = local.model_copy(update={"data_dir": default_stack_dir()})
     return local

@@ -23,7 +23,7 @@ from rich.table import Table
 from bridge.errors import ConfigError, MissingExtraError, TerminalError, TransientError
 from bridge.settings.local import LocalSettings
 from bridge.settings.units import Duration
-from bridge.user_folders import default_cache_dir, default_data_dir
+from bridge.user_folders import default_cache_dir, default_stack_dir
 from pulsebridge.downloads import distributions
 from pulsebridge.downloads.distributions import Distribution
 from pulsebridge.downloads.preflight import Finding, check_all, find_java
@@ -320,7 +320,7 @@ def _folder(settings: LocalSettings) -> Path:
 
 def _down(folder: Path) -> str:
     """Return the command that stops these servers; without a folder it stops those of the user's data folder."""
-    return "pulsebridge down" if folder == default_data_dir() / "stack" else f"pulsebridge down --data-dir {folder}"
+    return "pulsebridge down" if folder == default_stack_dir() else f"pulsebridge down --data-dir {folder}"
 
 
 def _end_of(state: StackState, folder: Path) -> str:

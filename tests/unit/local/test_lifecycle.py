@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.settings.local import LocalSettings
-from bridge.user_folders import default_data_dir
+from bridge.user_folders import default_stack_dir
 from pulsebridge.local import lifecycle
 from pulsebridge.local.state import ProcessId, StackState
 
@@ -16,7 +16,7 @@ from pulsebridge.local.state import ProcessId, StackState
 def test_status_names_the_command_that_stops_these_servers_and_no_others(
     elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path if elsewhere else default_data_dir() / "stack"
+    folder = tmp_path if elsewhere else default_stack_dir()
     state = StackState("ready", ProcessId.own())
     monkeypatch.setattr(lifecycle, "read_state", lambda _folder: state)
     assert lifecycle.show_status(LocalSettings(data_dir=folder))
