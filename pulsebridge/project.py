@@ -210,10 +210,11 @@ _PRESENCE: Final = {
 """Rules of the presets whose devices have one topic for it."""
 _LOCAL: Final = """\
 local:
-  # Where `pulsebridge up` starts servers on this machine.
+  # Where `pulsebridge up` starts servers on this machine, and the folder of what they store.
   {mqtt}
   pulsar_port: {pulsar}
   admin_port: {admin}
+  data_dir: servers
 """
 _STREAMING: Final = """\
 streaming:

@@ -40,7 +40,8 @@ def refuse_used(settings: LocalSettings) -> None:
         if port and not is_free(port):
             raise TerminalError(
                 f"another process uses port {port} ({option})",
-                remedy=f"stop that process, or leave {option} out to get a free port",
+                remedy=f"stop that process (servers of another project: `pulsebridge down` in its folder), or leave {option} "
+                "out to get a free port",
             )
 
 

@@ -50,6 +50,7 @@ def test_the_files_are_a_pipeline_with_a_suite(devices: str, tmp_path: Path, mon
     assert "pulsebridge ingest" in output
     assert "pulsebridge up" in output  # Pulsar is on this machine
     assert settings.local.mqtt_url == "mqtt://broker.example:1884"
+    assert settings.local.data_dir == Path("servers"), "of this project alone"
 
 
 @pytest.mark.parametrize("devices", preset_names())
