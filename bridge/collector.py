@@ -18,6 +18,8 @@ _M_ARENA_MAX: Final = -8
 
 _spared: dict[int, int] = {}
 """Id of the process to the number of its modules. A forked process has another id."""
+_reduced = False
+"""Whether ``reduce_collections`` was called. Python 3.12 itself excludes some objects when it starts."""
 
 
 def reduce_collections() -> None:
@@ -27,8 +29,10 @@ def reduce_collections() -> None:
     threshold the collector would only walk over them, and over all parked commands. Collections of young objects stay
     short, because all threads wait for them.
     """
+    global _reduced
     gc.freeze()
     gc.set_threshold(20_000, 5, 200)
+    _reduced = True
 
 
 def reduce_arenas() -> None:
@@ -47,10 +51,10 @@ def excluded_objects() -> Iterator[None]:
     Such objects are all parked commands of a partition. A walk over the state of 100,000 devices takes 0.4 s, and
     blocks all threads. Does nothing in a process that has not called ``reduce_collections``.
     """
-    if gc.get_freeze_count():
+    if _reduced:
         gc.collect()  # otherwise the present garbage stays, too
     yield
-    if gc.get_freeze_count():
+    if _reduced:
         gc.freeze()
 
 
@@ -59,7 +63,7 @@ def let_go() -> None:
 
     Does nothing in a process that has not called ``reduce_collections``.
     """
-    if gc.get_freeze_count():
+    if _reduced:
         gc.unfreeze()
         gc.collect()
         gc.freeze()
