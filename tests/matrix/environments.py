@@ -28,6 +28,7 @@ TOOLS = (
     "trustme",
     "pyjwt",
     "click",
+    "tenacity",
 )
 
 
@@ -97,7 +98,7 @@ def _dependencies() -> list[str]:
     found = []
     for line in requires("pulsebridge") or []:
         name, _, marker = line.partition(";")
-        if not marker or any(f"'{extra}'" in marker.replace('"', "'") for extra in ("spark", "avro")):
+        if not marker or any(f"'{extra}'" in marker.replace('"', "'") for extra in ("spark", "avro", "decoders")):
             found.append(name.strip())
     return [name for name in found if not name.startswith(("pulsebridge", *_OWN))]
 
