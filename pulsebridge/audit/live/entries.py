@@ -6,10 +6,10 @@ client what ingest does not write, or rarely: compressed, encrypted and chunked 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
+from secrets import randbits
 from struct import Struct, error
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from google_crc32c import value as crc32c
@@ -19,9 +19,9 @@ from bridge.errors import ContractError
 from bridge.pulsar.client import Message, key_of, properties_of
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.entry_reader import RawEntry
-from bridge.pulsar.wire.protobuf import fields, read_varint, text
+from bridge.pulsar.wire.protobuf import fields, number, read_varint, text
 
-__all__ = ["Kind", "Messages", "Unread"]
+__all__ = ["Columns", "Kind", "Messages", "Unread"]
 
 _MESSAGES: Final = 20_000
 _BYTES: Final = 32 * 1024 * 1024
@@ -50,7 +50,14 @@ class Kind(NamedTuple):
 
 
 def _kind(head: bytes) -> Kind:
-    """Return the kind of the messages whose metadata begin with these properties and key."""
+    """Return the kind of the messages whose metadata begin with these properties and key. Raises _Misplaced."""
+    with suppress(IndexError, ValueError, Unread):
+        if _head_end(head + b"\x18", 0, len(head) + 1) == len(head):
+            return _kind_of(head)
+    raise _Misplaced("not properties and key")
+
+
+def _kind_of(head: bytes) -> Kind:
     key, properties = "", {}
     for field, value in fields(head):
         if field == 1 and isinstance(value, bytes):
@@ -71,42 +78,54 @@ def _text(value: int | bytes | None) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
-class _Places(NamedTuple):
-    """Where the parts of each message of a batch begin and end: head, tail and payload follow each other."""
+class Columns(NamedTuple):
+    """Messages of a partition by column, in its order."""
 
-    starts: list[int]
-    cuts: list[int]
-    ends: list[int]
-    stops: list[int]
+    ledger: Any
+    entry: Any
+    index: Any
+    us: Any
+    """Publish time, µs since the epoch."""
+    arrivals: Any
+    """Event time in µs, -1 without one."""
+    payloads: list[bytes]
+    kinds: list[Kind]
+    of: Any
+    """Index into ``kinds`` of each message."""
 
-    def heads(self, body: bytes) -> Iterator[bytes]:
-        return map(body.__getitem__, map(slice, self.starts, self.cuts))
+
+class _Misplaced(Unread):
+    """Raised when the bytes before a tail are not a head."""
 
 
 class Messages:
-    """Messages of a partition by column, in its order, until ``clear``."""
+    """Messages of a partition, until ``clear``.
+
+    An entry becomes a body of messages: each is the size of its metadata, these, and its payload. The metadata are the
+    head, properties and key, and the tail: the size of the payload, event time and sequence id.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Kind] = {}
-        self._tail = 0
+        self._known: dict[int, Kind] = {}
+        """Kinds by the hash of a head."""
         self.clear()
 
     def clear(self) -> None:
         """Remove all messages."""
-        self.payloads: list[bytes] = []
-        self.kinds: list[Kind] = []
-        self.of: list[int] = []
-        """Index into ``kinds`` of each message."""
+        self._bodies: list[bytes] = []
+        self._entries: list[tuple[int, int, int, int, int, int]] = []
+        """By body: ledger, entry, publish time in µs, first index, number of messages, tail of a guess."""
+        self._begins: list[Any] = []
+        """By body: where its messages begin."""
+        self._cuts: list[Any] = []
+        """By body: where the tails of its messages begin."""
+        self._count = 0
         self._bytes = 0
-        self._codes: dict[bytes, int] = {}
-        self._tails: list[bytes] = []  # metadata of each message from the size of its payload on
-        self._events: dict[int, int] = {}  # event times in ms of messages without a tail, by index
-        self._entries: list[tuple[int, int, int, int, int]] = []  # ledger, entry, µs, first index, number of messages
         if len(self._known) > _KINDS:
             self._known.clear()
 
     def __len__(self) -> int:
-        return len(self.payloads)
+        return self._count
 
     @property
     def full(self) -> bool:
@@ -116,18 +135,27 @@ class Messages:
     def add_message(self, message: Message) -> None:
         """Append a message of Pulsar's client."""
         at, head = message.message_id(), head_of(key_of(message) or "", properties_of(message) or {})
-        self._add(head, message.data(), message.event_timestamp())
-        self._end(at.ledger_id(), at.entry_id(), message.publish_timestamp(), max(0, at.batch_index()), 1)
+        of = at.ledger_id(), at.entry_id(), message.publish_timestamp()
+        self._add_one(of, head, message.data(), message.event_timestamp(), max(0, at.batch_index()))
 
-    def _add(self, head: bytes, payload: bytes, event_ms: int) -> None:
-        self.payloads.append(payload)
-        self.of.append(self._code(head))
-        self._events[len(self._tails)] = event_ms if event_ms <= _LAST_MS else 0
-        self._tails.append(b"")
-        self._bytes += len(payload)
+    def _add_one(self, of: tuple[int, int, int], head: bytes, payload: bytes, event_ms: int, index: int = 0) -> None:
+        event = number(5, event_ms) if 0 < event_ms <= _LAST_MS else b""
+        metadata = head + number(3, len(payload)) + event
+        body = len(metadata).to_bytes(4, "big") + metadata + payload
+        self._add(of, index, body, [0], [4 + len(head)])
 
-    def _end(self, ledger: int, entry: int, published_ms: int, index: int, count: int) -> None:
-        self._entries.append((ledger, entry, min(published_ms, _LAST_MS) * 1000, index, count))
+    def _add(self, of: tuple[int, int, int], index: int, body: bytes, begins: Any, cuts: Any, tail: int = 0) -> None:
+        """Append a body. ``of``: ledger, entry and publish time in ms; ``index`` of its first message in the entry.
+
+        With ``tail`` the places are a guess, else they are right.
+        """
+        ledger, entry, published_ms = of
+        self._bodies.append(body)
+        self._entries.append((ledger, entry, min(published_ms, _LAST_MS) * 1000, index, len(begins), tail))
+        self._begins.append(np.asarray(begins, np.int64))
+        self._cuts.append(np.asarray(cuts, np.int64))
+        self._count += len(begins)
+        self._bytes += len(body)
 
     def add(self, raw: RawEntry, before_us: int) -> int | None:
         """Append the messages of an entry; None if it was published at ``before_us`` or later.
@@ -144,102 +172,119 @@ class Messages:
             return None
         if not _FOREIGN.isdisjoint(field for field, value in metadata if value):
             raise Unread("ingest does not write such entries")
-        before, count = len(self), numbers.get(_COUNT, 1)
+        of, count = (raw.ledger, raw.entry, numbers.get(_PUBLISHED, 0)), numbers.get(_COUNT, 1)
         if _COUNT in numbers:
             # A batch that is cut has no messages for anyone; Pulsar's client would end the process.
             with suppress(IndexError, ValueError, error):
-                self._add_batch(body, count)
-            self._bytes += len(body)
+                guess = _guess(body, count)
+                if guess is not None:
+                    self._add(of, 0, body, guess[0], [0] * count, tail=guess[1])
+                else:
+                    self._add(of, 0, body, *_places(body, count))
         else:
             head = [text({4: 1, 6: 2}[field], value) for field, value in metadata
                     if field in (4, 6) and isinstance(value, bytes)]  # fmt: skip
-            self._add(b"".join(head), body, numbers.get(_EVENT, 0))
-        self._end(raw.ledger, raw.entry, numbers.get(_PUBLISHED, 0), 0, len(self) - before)
+            self._add_one(of, b"".join(head), body, numbers.get(_EVENT, 0))
         return min(count, _MESSAGES)
 
-    def _add_batch(self, body: bytes, count: int) -> None:
-        """Append the messages of a batch. Each is the size of its metadata, these, and its payload.
-
-        The metadata are the head, properties and key, which is looked up by its bytes, and the tail: the size of the
-        payload, event time and sequence id. Raises Unread, and IndexError, ValueError or struct.error if it is cut.
-        """
-        found = self._usual(body, count)
-        codes: list[Any] = [] if found is None else list(map(self._codes.get, found.heads(body)))
-        if found is None or None in codes:
-            found = _places(body, count)
-            codes = list(map(self._code, found.heads(body)))
-            self._tail = found.ends[-1] - found.cuts[-1] - (body[found.cuts[-1] + 1] > 127)
-        self.of += codes
-        self._tails += map(body.__getitem__, map(slice, found.cuts, found.ends))
-        self.payloads += map(body.__getitem__, map(slice, found.ends, found.stops))
-
-    def _usual(self, body: bytes, count: int) -> _Places | None:
-        """Return where the parts of each message are, by the usual length of a tail, None if any differs: half the time.
-
-        They are right if each head is known: a known head that the size of a payload follows is whole.
-        """
-        tail, found = self._tail, _Places([], [], [], [])
-        at, (starts, cuts, ends, stops) = 0, found
+    def columns(self) -> Columns:
+        """Return the messages. Raises Unread."""
         try:
-            for _ in range(count):
-                start = at + 4
-                end = start + _size_at(body, at)[0]
-                cut = end - tail
-                size = body[cut + 1]
-                if body[cut] != 24 or size > 127 or cut < start:
-                    cut -= 1  # the size has one byte more
-                    size = (body[cut + 1] & 127) | (body[cut + 2] << 7)
-                    if body[cut] != 24 or body[cut + 1] < 128 or body[cut + 2] > 127 or cut < start:
-                        return None
-                at = end + size
-                starts.append(start)
-                cuts.append(cut)
-                ends.append(end)
-                stops.append(at)
-        except (IndexError, error):
-            return None
-        return found if at == len(body) else None
+            return self._columns()
+        except _Misplaced:
+            bodies = list(zip(self._entries, self._bodies, strict=True))
+            self.clear()
+        for (ledger, entry, us, index, count, _), body in bodies:
+            with suppress(IndexError, ValueError, error):
+                self._add((ledger, entry, us // 1000), index, body, *_places(body, count))
+        return self._columns()
 
-    def _code(self, head: bytes) -> int:
-        code = self._codes.get(head)
-        if code is None:
-            kind = self._known.get(head)
-            if kind is None:
-                kind = self._known[head] = _kind(head)
-            code = self._codes[head] = len(self.kinds)
-            self.kinds.append(kind)
-        return code
-
-    def positions(self) -> tuple[Any, Any, Any, Any]:
-        """Return ledger, entry, index and publish time (µs) of each message."""
-        ledger, entry, us, first, count = np.array(self._entries, np.int64).reshape(-1, 5).T
+    def _columns(self) -> Columns:
+        ledger, entry, us, first, count, tail = np.array(self._entries, np.int64).reshape(-1, 6).T
         index = np.arange(len(self)) - np.repeat(np.cumsum(count) - count - first, count)
-        return np.repeat(ledger, count), np.repeat(entry, count), index, np.repeat(us, count)
+        joined = b"".join([*self._bodies, bytes(8)])
+        size = len(joined) - 8
+        sizes = np.fromiter(map(len, self._bodies), np.int64, len(self._bodies))
+        base = np.repeat(np.cumsum(sizes) - sizes, count)
+        begins, cuts = (np.concatenate([base[:0], *some]) + base for some in (self._begins, self._cuts))
+        eights = np.ndarray(size + 1, "<u8", joined, strides=(1,))
+        data = np.frombuffer(joined, np.uint8)
+        ends, nexts = begins + 4 + _sizes_at(data, begins), np.append(begins[1:], size)
+        cuts = self._right_cuts(data, cuts, ends, nexts, np.repeat(tail, count))
+        payloads = list(map(joined.__getitem__, map(slice, ends.tolist(), nexts.tolist())))
+        kinds, of = self._kinds(joined, eights, begins + 4, cuts)
+        arrivals = _arrivals(joined, eights, cuts, ends)
+        ledger, entry, us = (np.repeat(one, count) for one in (ledger, entry, us))
+        return Columns(ledger, entry, index, us, arrivals, payloads, kinds, of)
 
-    def arrivals(self) -> Any:
-        """Return the event time of each message in µs, -1 without one. Raises Unread."""
-        sizes = np.fromiter(map(len, self._tails), np.int64, len(self))
-        tails = np.frombuffer(b"".join(self._tails) + bytes(16), np.uint8)
-        last = np.cumsum(sizes)
-        begin = last - sizes
-        begin += np.where(tails[begin + 1] > 127, 3, 2)  # behind the size of the payload
-        # Nearly each has the event time there, in the six bytes that a time has until the year 2109, and ends there, or the
-        # sequence id follows.
-        eight = np.ndarray(len(tails) - 7, "<u8", tails, strides=(1,))[begin]
-        after = begin + 7
-        usual = (eight & _EVENT_MASK == _EVENT_BITS) & ((after == last) | ((after < last) & (eight >> 56 == 64)))
-        ms = np.zeros(len(self), np.int64)
-        for byte in range(6):
-            ms |= ((eight >> (8 + 8 * byte) & 127) << (7 * byte)).astype(np.int64)
-        for n in np.flatnonzero(~usual).tolist():
-            ms[n] = self._events[n] if n in self._events else _event_ms(self._tails[n])
-        return np.where(ms > 0, ms * 1000, -1)
+    @staticmethod
+    def _right_cuts(data: Any, cuts: Any, ends: Any, nexts: Any, tails: Any) -> Any:
+        """Return the places of the tails, those of a guess by its tail. Raises _Misplaced if it is wrong.
+
+        It is right if each message ends where the next begins, and what is before each tail is a head (see ``_kind``).
+        """
+        if not tails.any():
+            return cuts
+        cuts = np.where(tails, ends - tails, cuts)
+        if (ends > nexts).any() or (cuts < 0).any():
+            raise _Misplaced("a message is longer than its place")
+        long = (data[cuts] != 24) & (tails > 0)  # the size of the payload has two bytes
+        cuts = cuts - long
+        low = data[cuts + 1].astype(np.int64)
+        stops = ends + low + np.where(long, data[cuts + 2].astype(np.int64) * 128 - 128, 0)
+        if (((data[cuts] != 24) | ((low > 127) != long) | (stops != nexts)) & (tails > 0)).any():
+            raise _Misplaced("a message ends where the next does not begin")
+        return cuts
+
+    def _kinds(self, joined: bytes, eights: Any, begins: Any, cuts: Any) -> tuple[list[Kind], Any]:
+        """Return the kinds and which is that of each message, whose head is between these places. Raises _Misplaced."""
+        if (cuts < begins).any():
+            raise _Misplaced("a tail is longer than the metadata")
+        hashes, first, of = np.unique(_hashes(eights, begins, cuts), return_index=True, return_inverse=True)
+        kinds = list(map(self._known.get, hashes.tolist()))
+        for n in [n for n, kind in enumerate(kinds) if kind is None]:
+            head = joined[begins[first[n]] : cuts[first[n]]]
+            kinds[n] = self._known[int(hashes[n])] = _kind(head)
+        return cast("list[Kind]", kinds), of
 
 
 _size_at: Final = Struct(">I").unpack_from
+_NAME: Final = text(1, P_INGEST.encode())
+"""Begins the first property of what ingest writes."""
+_FEW: Final = 50
+_FACTOR: Final = np.uint64(randbits(64) | 1)
+"""Random, so that no device can choose properties of equal hashes."""
+
+
+def _hashes(eights: Any, begins: Any, ends: Any) -> Any:
+    """Return a hash of 64 bits of each piece between these places. ``eights``: the eight bytes from each place on."""
+    sizes = ends - begins
+    found, last = sizes.astype(np.uint64), begins + np.maximum(sizes - 8, 0)
+    for n in range(0, int(sizes.max(initial=0)), 8):
+        found = (found ^ eights[np.minimum(begins + n, last)]) * _FACTOR
+        found ^= found >> np.uint64(32)
+    return found
+
+
 _EVENT_MASK: Final = np.uint64(0x80_80_80_80_80_80_FF)
 _EVENT_BITS: Final = np.uint64(0x00_80_80_80_80_80_28)
 """The tag of the event time, and a number of six bytes."""
+
+
+def _arrivals(joined: bytes, eights: Any, cuts: Any, ends: Any) -> Any:
+    """Return the event time of each message in µs, -1 without one. Raises Unread."""
+    begins = cuts + np.where((eights[cuts] & np.uint64(0x8000)) > 0, 3, 2)  # behind the size of the payload
+    # Nearly each has the event time there, in the six bytes that a time has until the year 2109, and ends there, or the
+    # sequence id follows.
+    eight = eights[np.minimum(begins, ends)]
+    after = begins + 7
+    usual = (eight & _EVENT_MASK == _EVENT_BITS) & ((after == ends) | ((after < ends) & (eight >> np.uint64(56) == 64)))
+    ms = np.zeros(len(ends), np.int64)
+    for byte in range(6):
+        ms |= ((eight >> np.uint64(8 + 8 * byte) & np.uint64(127)) << np.uint64(7 * byte)).astype(np.int64)
+    for n in np.flatnonzero(~usual).tolist():
+        ms[n] = _event_ms(joined[cuts[n] : ends[n]])
+    return np.where(ms > 0, ms * 1000, -1)
 
 
 def _event_ms(tail: bytes) -> int:
@@ -250,25 +295,43 @@ def _event_ms(tail: bytes) -> int:
     return numbers.get(5, 0) if numbers.get(5, 0) <= _LAST_MS else 0
 
 
-def _places(body: bytes, count: int) -> _Places:
-    """Return where the parts of each message of a batch are. Raises as ``Messages._add_batch``."""
-    found, stop = _Places([], [], [], []), 0
+def _guess(body: bytes, count: int) -> tuple[Any, int] | None:
+    """Guess where each message begins, and the length of a tail whose payload is short. None if they are not of ingest."""
+    pieces: list[bytes] = body.split(_NAME) if count > _FEW else []
+    if len(pieces) != count + 1 or len(pieces[0]) not in (6, 7):
+        return None
+    names = np.cumsum(np.fromiter(map(len, pieces[:-1]), np.int64, count) + len(_NAME)) - len(_NAME)
+    # The size of the first property has one byte or two.
+    begins = names - np.where(np.frombuffer(body, np.uint8)[names - 2] == 10, 6, 7)
+    end = 4 + int.from_bytes(body[:4], "big")
+    with suppress(IndexError, ValueError, Unread):
+        cut = _head_end(body, 4, end)
+        return None if begins[0] else (begins, end - cut - (body[cut + 1] > 127))
+    return None
+
+
+def _sizes_at(data: Any, at: Any) -> Any:
+    """Return the numbers of four bytes at these places."""
+    return np.ndarray(len(data) - 3, ">u4", data, strides=(1,))[at].astype(np.int64)
+
+
+def _places(body: bytes, count: int) -> tuple[list[int], list[int]]:
+    """Return where each message and its tail begin. Raises Unread, and IndexError, ValueError or struct.error if it is cut."""
+    begins, cuts, at = [], [], 0
     for _ in range(count):
-        start = stop + 4
-        end = start + _size_at(body, stop)[0]
-        cut = _head_end(body, start, end)
-        stop = end + read_varint(body, cut + 1)[0]
-        for column, place in zip(found, (start, cut, end, stop), strict=True):
-            column.append(place)
-    if stop > len(body):
-        raise ValueError("it is cut")
-    if stop < len(body):
+        end = at + 4 + _size_at(body, at)[0]
+        begins.append(at)
+        cuts.append(_head_end(body, at + 4, end))
+        at = end + read_varint(body, cuts[-1] + 1)[0]
+        if at > len(body):
+            raise ValueError("it is cut")
+    if at < len(body):
         raise Unread("more follows its messages")
-    return found
+    return begins, cuts
 
 
 def _head_end(body: bytes, at: int, end: int) -> int:
-    """Return where properties and key end in the metadata of a message. Raises as ``Messages._add_batch``."""
+    """Return where properties and key end in the metadata of a message. Raises as ``_places``."""
     while at < end and body[at] in (10, 18):
         size, after = read_varint(body, at + 1)
         at = after + size

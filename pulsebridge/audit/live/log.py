@@ -33,7 +33,7 @@ from bridge.routing.message_fields import MessageField, MissingField, read_field
 from bridge.routing.templates import Filter, Template
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.buckets import SCHEMA
-from pulsebridge.audit.live.entries import Messages, Unread
+from pulsebridge.audit.live.entries import Columns, Messages, Unread
 from pulsebridge.audit.live.sequence import NO_NUMBER, Sequences
 
 if TYPE_CHECKING:
@@ -207,33 +207,32 @@ class LogReader:
 
     def _rows(self, part: int, messages: Messages, numbers: Sequences) -> pa.RecordBatch:
         """Return the rows of these messages, and clear them. ``numbers`` gets the devices' own numbers. Raises Unread."""
-        ledger, entry, index, us = messages.positions()
-        arrival, payloads, of = messages.arrivals(), messages.payloads, np.array(messages.of)
-        crc = np.fromiter(map(zlib.crc32, payloads), np.int64, len(payloads))
+        found = messages.columns()
+        messages.clear()
+        payloads, size = found.payloads, len(found.payloads)
+        crc = np.fromiter(map(zlib.crc32, payloads), np.int64, size)
         devices, topics = (
-            pa.array([kind[n] for kind in messages.kinds], pa.string()).take(pa.array(of)) for n in (0, 1)
+            pa.array([kind[n] for kind in found.kinds], pa.string()).take(pa.array(found.of)) for n in (0, 1)
         )
         joined = b"\0".join(payloads)
         if any(none in joined for none in (b"null", b"{}", b"[]")) or min(map(len, payloads)) < 3:
             topics = pc.if_else(pa.array([has_value(payload) for payload in payloads]), topics, "")
-        self._number(messages, of, us, crc, numbers)
-        size = len(payloads)
-        columns = np.full(size, part), ledger, entry, index, np.zeros(size, np.int64), us, arrival, devices, crc, topics
-        messages.clear()
+        self._number(found, crc, numbers)
+        at = np.full(size, part), found.ledger, found.entry, found.index, np.zeros(size, np.int64)
+        columns = *at, found.us, found.arrivals, devices, crc, topics
         return pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
         )
 
-    def _number(self, messages: Messages, of: Any, us: Any, crc: Any, numbers: Sequences) -> None:
-        names = [(kind.rule, kind.key) for kind in messages.kinds]
-        properties = np.array([kind.properties for kind in messages.kinds], object)
+    def _number(self, found: Columns, crc: Any, numbers: Sequences) -> None:
+        names = [(kind.rule, kind.key) for kind in found.kinds]
+        properties = np.array([kind.properties for kind in found.kinds], object)
         for rule in {rule for rule, _ in names if rule in self.fields}:
-            at = np.flatnonzero(np.array([one == rule for one, _ in names])[of])
-            payloads = messages.payloads
+            at = np.flatnonzero(np.array([one == rule for one, _ in names])[found.of])
+            payloads, of = found.payloads, found.of[at]
             if len(at) < len(payloads):
                 payloads = [payloads[n] for n in at.tolist()]
-            found = self.fields.numbers(rule, payloads, properties[of[at]])
-            numbers.take_all(names, of[at], found, us[at], crc[at])
+            numbers.take_all(names, of, self.fields.numbers(rule, payloads, properties[of]), found.us[at], crc[at])
 
 
 def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

@@ -29,6 +29,11 @@ _UNUSED: Final = {LOG: {"element"}, BRONZE: {"element", "topic"}, QUARANTINE: {"
 _UNUSED_OF_TABLES: Final = {"us", "crc", "topic"}
 
 
+def _columns(record: str) -> list[str]:
+    unused = _UNUSED.get(record, _UNUSED_OF_TABLES)
+    return [name for name in SCHEMA.names if name not in unused]
+
+
 class Log(NamedTuple):
     """What was read from Pulsar."""
 
@@ -84,7 +89,7 @@ class OnDisk:
         for number, partition in enumerate(partitions):
             numbers = Sequences(reader.explained)
             for rows in reader.rows(client, partition, number, numbers):
-                self._write(LOG, rows)
+                self._rows.write(LOG, rows.select(_columns(LOG)))
                 ledgers, entries = rows.column("ledger"), rows.column("entry")
                 first, last = ((ledgers[n].as_py(), entries[n].as_py()) for n in (0, rows.num_rows - 1))
                 ranges[number] = ranges.get(number, (first, last))[0], last
@@ -104,12 +109,8 @@ class OnDisk:
             return False
         self._rows.rows[name] = 0
         for found in batches:
-            self._write(name, rows_of(found, partitions, label))
+            self._rows.write(name, rows_of(found, partitions, label, _columns(name)))
         return True
-
-    def _write(self, name: str, rows: pa.RecordBatch) -> None:
-        unused = _UNUSED.get(name, _UNUSED_OF_TABLES)
-        self._rows.write(name, rows.select([column for column in SCHEMA.names if column not in unused]))
 
     def compare(self, sides: Sequence[TableSide], span: Span) -> Iterator[Difference]:
         """See ``Store``."""

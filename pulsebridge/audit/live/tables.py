@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -43,30 +43,32 @@ class Partitions:
         return after & ((ledger < last) | ((ledger == last) & (entry <= last_entry)))
 
 
-def rows_of(found: pa.RecordBatch, partitions: Partitions, label: str = "") -> pa.RecordBatch:
-    """Return rows in the form of ``SCHEMA``, those of audited positions.
+def rows_of(
+    found: pa.RecordBatch, partitions: Partitions, label: str = "", wanted: Sequence[str] = SCHEMA.names
+) -> pa.RecordBatch:
+    """Return rows in the form of ``SCHEMA``, those of audited positions, with the columns that are wanted.
 
     ``label`` names a column whose text goes into ``topic``.
     """
     part, ledger, entry, index, element = _positions(found, partitions)
     size, columns = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
-    values = {
-        "part": part,
-        "ledger": ledger,
-        "entry": entry,
-        "index": np.maximum(index, 0).astype(np.int32),
-        "element": element,
-        "us": _micros(columns.get("stored_at"), size, 0),
-        "arrival": _micros(columns.get("arrival_time"), size, -1),
-        "device": _text(columns.get("device"), size),
-        "crc": _checksums(columns.get("payload"), size),
-        "topic": _text(columns.get(label), size),
+    values: dict[str, Callable[[], Any]] = {
+        "part": lambda: part,
+        "ledger": lambda: ledger,
+        "entry": lambda: entry,
+        "index": lambda: np.maximum(index, 0).astype(np.int32),
+        "element": lambda: element,
+        "us": lambda: _micros(columns.get("stored_at"), size, 0),
+        "arrival": lambda: _micros(columns.get("arrival_time"), size, -1),
+        "device": lambda: _text(columns.get("device"), size),
+        "crc": lambda: _checksums(columns.get("payload"), size),
+        "topic": lambda: _text(columns.get(label), size),
     }
-    rows = pa.RecordBatch.from_arrays([pa.array(values[f.name], f.type) for f in SCHEMA], schema=SCHEMA)
+    fields = [SCHEMA.field(name) for name in wanted]
+    rows = pa.RecordBatch.from_arrays([pa.array(values[f.name](), f.type) for f in fields], schema=pa.schema(fields))
     audited = partitions.audited(part, ledger, entry)
-    return (
-        rows if audited.all() else rows.filter(pa.array(audited))
-    )  # pyarrow cannot filter views, as deltalake has them
+    # pyarrow cannot filter views, as deltalake has them, so the rows that were converted are filtered.
+    return rows if audited.all() else rows.filter(pa.array(audited))
 
 
 def _positions(found: pa.RecordBatch, partitions: Partitions) -> list[Any]:
@@ -116,8 +118,6 @@ def _text(column: Any, size: int) -> Any:
 def _checksums(column: Any, size: int) -> Any:
     if column is None:
         return pa.array(np.full(size, -1, np.int64))
-    if pa.types.is_integer(column.type):  # Spark has computed them
-        return _filled(column.cast(pa.int64()), -1)
     payloads = _filled(column.cast(pa.large_binary()), b"").to_pylist()
     found = np.fromiter(map(zlib.crc32, payloads), np.int64, size)
     return pc.if_else(column.is_valid(), pa.array(found), -1)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from google_crc32c import value as crc32c
 from hypothesis import strategies as st
 
+from bridge.contract import P_INGEST
 from bridge.errors import ContractError, RefusedError, TransientError
 from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import number, text
@@ -28,7 +29,7 @@ _sizes = st.sampled_from([0, 1, 127, 128, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2*
 _messages = st.fixed_dictionaries(
     {"payload": _data},
     optional={
-        "properties": st.lists(st.tuples(_data, _data), max_size=2),
+        "properties": st.lists(st.tuples(_data | st.just(P_INGEST.encode()), _data), max_size=2),
         "key": _data,
         "size": _sizes,
         "metadata_size": _sizes,
@@ -43,6 +44,7 @@ _cases = st.fixed_dictionaries(
         "batched": st.booleans(),
     },
     optional={
+        "times": st.just(30),
         "zeros": st.sampled_from([1000, 1_000_000]),
         "count": _sizes,
         "uncompressed": _sizes,
@@ -84,7 +86,7 @@ def _compressed(body: bytes, kind: int) -> bytes:
 
 
 def _entry(case: Case) -> bytes:
-    messages = case["messages"]
+    messages = case["messages"] * case.get("times", 1)
     body = _batch(messages) if case["batched"] else b"".join(one["payload"] for one in messages)
     body += b"\0" * case.get("zeros", 0)
     metadata = text(1, b"p") + number(2, 0) + number(3, 1_700_000_000_000)
@@ -118,13 +120,12 @@ def _check_audit(entry: bytes) -> list[bytes] | None:
     messages = Messages()
     try:
         count = messages.add(RawEntry(3, 4, entry), 1 << 80)
-        arrivals = messages.arrivals()
+        found = messages.columns()
     except Unread:
         return None
     assert count is not None
-    assert len(messages) == len(messages.of) == len(arrivals)
-    assert all(len(column) == len(messages) for column in messages.positions())
-    return messages.payloads
+    assert all(len(column) == len(messages) for name, column in found._asdict().items() if name != "kinds")
+    return found.payloads
 
 
 def _check(case: Case) -> None:

@@ -18,7 +18,10 @@ from pulsebridge.audit.live.entries import Messages, Unread
 FOREVER = 1 << 62
 Written = tuple[int, bytes, int]
 """Device, payload and event time of a message."""
-MESSAGES = st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=300), st.integers(0, 1 << 47)), min_size=1)
+PAYLOADS = st.binary(max_size=300) | st.just(text(1, P_INGEST.encode()))
+FEW = st.lists(st.tuples(st.integers(0, 200), PAYLOADS, st.integers(0, 1 << 47)), min_size=1)
+MESSAGES = st.builds(lambda some, times: some * times, FEW, st.sampled_from([1, 60]))
+"""The places of many messages are guessed."""
 
 
 def head(device: int) -> bytes:
@@ -56,17 +59,17 @@ def test_the_messages_of_an_entry_are_those_that_were_written(messages: list[Wri
         assert callable(entry)
         assert read.add(entry(messages), FOREVER) == len(messages)
     twice = messages * 2
-    assert read.payloads == [payload for _, payload, _ in twice]
-    kinds = [read.kinds[n] for n in read.of]
+    found = read.columns()
+    assert found.payloads == [payload for _, payload, _ in twice]
+    kinds = [found.kinds[n] for n in found.of]
     assert [(k.device, k.key, k.topic, k.rule) for k in kinds] == [
         (f"d{d}", f"d{d}", "t" * d, "r") for d, _, _ in twice
     ]
-    assert read.arrivals().tolist() == [at * 1000 or -1 for _, _, at in twice]
-    ledger, entries, index, us = (column.tolist() for column in read.positions())
-    assert set(ledger) == {5}
-    assert set(entries) == {6}
-    assert index == [*range(len(messages))] * 2
-    assert set(us) == {1_700_000_000_000_000}
+    assert found.arrivals.tolist() == [at * 1000 or -1 for _, _, at in twice]
+    assert set(found.ledger.tolist()) == {5}
+    assert set(found.entry.tolist()) == {6}
+    assert found.index.tolist() == [*range(len(messages))] * 2
+    assert set(found.us.tolist()) == {1_700_000_000_000_000}
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=200), st.integers(0, 1 << 41)), min_size=1))
@@ -77,7 +80,7 @@ def test_a_message_alone_in_its_entry_keeps_its_event_time_among_batches(
     for alone, payload, at in messages:
         entry = single_entry(payload, at) if alone else entry_of_client([(1, payload, at)])
         assert read.add(entry, FOREVER) == 1
-    assert read.arrivals().tolist() == [at * 1000 or -1 for _, _, at in messages]
+    assert read.columns().arrivals.tolist() == [at * 1000 or -1 for _, _, at in messages]
 
 
 def test_a_replayed_message_and_one_of_another_program_have_no_route() -> None:
@@ -87,7 +90,7 @@ def test_a_replayed_message_and_one_of_another_program_have_no_route() -> None:
         body = len(metadata).to_bytes(4, "big") + metadata + b"x"
         of = number(3, 1) + number(11, 1)
         read.add(RawEntry(5, 6, len(of).to_bytes(4, "big") + of + body), FOREVER)
-    assert [kind.rule for kind in read.kinds] == ["", ""]
+    assert [kind.rule for kind in read.columns().kinds] == ["", ""]
 
 
 @pytest.mark.parametrize("more", [number(8, 1), text(13, b"k"), number(20, 10), text(26, b"u")])
@@ -102,7 +105,8 @@ def test_a_damaged_entry_is_left_to_the_client_and_a_cut_batch_has_no_messages()
         Messages().add(whole._replace(data=whole.data[:-1]), FOREVER)
     read = Messages()
     assert read.add(whole._replace(data=whole.data[6:-1]), FOREVER) == 2  # without checksum
-    assert len(read) == len(read.of) == len(read.arrivals()) == len(read.positions()[0]) == 0
+    assert len(read) == 0
+    assert {len(column) for column in read.columns()} == {0}
 
 
 def test_an_entry_behind_the_window_adds_nothing() -> None:
