@@ -102,7 +102,7 @@ notebook: $(STAMP) ## Open the notebooks in JupyterLab, which this installs besi
 
 # The builder is no part of the locked packages.
 docs: $(STAMP) ## Write the generated pages and build the documentation strictly, into build/site
-	@$(BIN)/python -c "import zensical, nbconvert" 2>/dev/null || $(BIN)/python -m pip install --quiet ".[docs]"
+	@$(BIN)/python -c "import zensical, nbconvert" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[docs]"
 	@$(BIN)/python -m tests.docs
 	@$(BIN)/python -m tests.docs.notebooks
 	@$(BIN)/zensical build --strict --clean
