@@ -14,6 +14,7 @@ from bridge.contract import P_INGEST, P_TOPIC, SOURCE_COLUMNS, Position, encode_
 from bridge.pulsar.admin import subscription_path
 from bridge.pulsar.client import PulsarClient
 from sources.retention import RetentionSubscription, SubscriptionRecord
+from sources.spark_features import spark_features
 from sources.subscriptions import retained_topics
 from tests.support.pulsar_topics import TestTopic, topic_of
 from tests.support.spark_features import needs_limits
@@ -245,7 +246,9 @@ def test_h12_a_new_checkpoint_does_not_take_the_position_of_a_used_subscription(
     assert "give predefinedSubscription (of `pulsebridge stream`: streaming.subscription) a new name" in text
     query.topic.publish(names("c", 5))
     query.run(checkpoint="reuse", reuseSubscription="position")
-    assert query.values("reuse") == once(("c", 5)), "from where the subscription stood"
+    # Without limits Spark commits the last batch of a run with the next one.
+    last = () if spark_features().limits else (("b", 5),)
+    assert query.values("reuse") == once(*last, ("c", 5)), "from where the subscription stood"
     query.run(checkpoint="again", reuseSubscription="resolve")
     assert query.values("again") == once(("a", 5), ("b", 5), ("c", 5)), (
         "from startingOffsets, as retention still has it"
