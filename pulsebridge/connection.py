@@ -242,7 +242,7 @@ class Connection:
             topic = "" if group else self.command_topic().replace(_DEVICE, device)
         given = {
             "mqtt_topic": topic,
-            "payload": payload if isinstance(payload, bytes | str) else json.dumps(payload, separators=(",", ":")),
+            "payload": payload if isinstance(payload, bytes | str) else _as_json(payload),
             **({"device": device} if device else {}),
         }
         one = CommandSource(given, f"send-{uuid.uuid4().hex[:12]}", self.settings.max_name_bytes).named(fields)
@@ -442,6 +442,16 @@ class Connection:
 
 
 _DEVICE: Final = "{device}"
+
+
+def _as_json(payload: object) -> str:
+    try:
+        return json.dumps(payload, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ConfigError(
+            f"the payload of send() cannot become JSON: {e}",
+            remedy="give text, bytes, or a dict, list, number, bool or None of Python",
+        ) from e
 
 
 def _of_device(rule: CompiledRule) -> str | None:

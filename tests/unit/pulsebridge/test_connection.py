@@ -84,6 +84,8 @@ def test_an_unclear_topic_of_commands_is_an_error(given: list[dict[str, str]], n
         (("press-3", "on"), {"command_id": 7}, "command_id: is 7, wanted text"),
         (("press-3", "on"), {"expires_in": "soon"}, "expires_in: is 'soon'"),
         (("press-3", "on"), {"group": "presses"}, "give one of them"),
+        (("press-3", {"at": {1, 2}}), {}, "cannot become JSON: Object of type set"),
+        (("press-3", float("nan")), {}, "cannot become JSON: Out of range float"),
         ((["press-3"],), {}, "takes the name of a device or a DataFrame of Spark, not list"),
         ((None, "on"), {}, "make them columns"),
     ],
