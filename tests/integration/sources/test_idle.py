@@ -20,7 +20,7 @@ from tests.support.pulsar_topics import TestTopic, topic_of
 
 pytestmark = pytest.mark.stack
 
-WARM, ASKED, WINDOWS = 30, 60, 3
+WARM, ASKED, WINDOWS = 30, 60, 6
 MOST_BYTES = 100
 """For each time: a value that is kept is larger with the objects around it, and kept in each window."""
 
