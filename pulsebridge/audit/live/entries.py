@@ -249,9 +249,9 @@ class Messages:
 
 
 _size_at: Final = Struct(">I").unpack_from
-_NAME: Final = text(1, P_INGEST.encode())
-"""Begins the first property of what ingest writes."""
-_FEW: Final = 50
+_MANY: Final = 50
+_LEAST: Final = 16
+"""Bytes of a body, so that a property can begin."""
 _FACTOR: Final = np.uint64(randbits(64) | 1)
 """Random, so that no device can choose properties of equal hashes."""
 
@@ -296,12 +296,18 @@ def _event_ms(tail: bytes) -> int:
 
 
 def _guess(body: bytes, count: int) -> tuple[Any, int] | None:
-    """Guess where each message begins, and the length of a tail whose payload is short. None if they are not of ingest."""
-    pieces: list[bytes] = body.split(_NAME) if count > _FEW else []
-    if len(pieces) != count + 1 or len(pieces[0]) not in (6, 7):
+    """Guess where each message begins, by the name of its first property, and the length of a tail whose payload is short.
+
+    None for few messages, and if they have not that name in common.
+    """
+    if count < _MANY or len(body) < _LEAST or body[4] != 10:
         return None
-    names = np.cumsum(np.fromiter(map(len, pieces[:-1]), np.int64, count) + len(_NAME)) - len(_NAME)
-    # The size of the first property has one byte or two.
+    at = 6 + (body[5] > 127)  # the size of a property has one byte or two
+    name = body[at : at + 2 + body[at + 1]]
+    pieces = body.split(name)
+    if len(pieces) != count + 1 or len(pieces[0]) != at:
+        return None
+    names = np.cumsum(np.fromiter(map(len, pieces[:-1]), np.int64, count) + len(name)) - len(name)
     begins = names - np.where(np.frombuffer(body, np.uint8)[names - 2] == 10, 6, 7)
     end = 4 + int.from_bytes(body[:4], "big")
     with suppress(IndexError, ValueError, Unread):
