@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from bridge.errors import TerminalError
 from bridge.settings import Settings
 from pulsebridge.captured_output import printing_to
 from pulsebridge.downloads.spark_jars import delta_jars
+from pulsebridge.local.processes import last_lines
 from pulsebridge.niceness import lower_priority
 from sources.python_start import local_python
 from streaming.session import check_session, register, session_builder, spark_settings, submitted_session
@@ -27,6 +30,8 @@ __all__ = ["JAVA_OPTIONS", "job_session", "local_session"]
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 """Name of the setting with the options of the driver's JVM."""
+_LOG_S: Final = 0.5
+"""Seconds in which a thread copies the last lines of a process that ended."""
 _CHECKPOINTS: Final = "spark.sql.streaming.checkpointFileManagerClass"
 """Name of the setting with the class that writes checkpoints."""
 
@@ -35,18 +40,31 @@ def job_session(settings: Settings, *, console: int = 1, more: Mapping[str, str 
     """Return the job's session: of spark-submit or a Spark Connect server, else of this process.
 
     A session of this process prints to ``streaming.spark.log``, and lines of our log to the file descriptor ``console``.
-    ``more``: its further Spark settings. Raises ConfigError if Delta is not on the class path, MissingExtraError without pyspark.
+    ``more``: its further Spark settings. Raises ConfigError if Delta is not on the class path, MissingExtraError without
+    pyspark, TerminalError if Java does not start.
     """
     if "SPARK_REMOTE" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:
         return submitted_session()
     jars = delta_jars(settings.local.cache_dir)
     given = settings.streaming.spark
     lower_priority(given.nice)
+    from pyspark.errors import PySparkRuntimeError
+
     own: dict[str, str | None] = {"spark.driver.memory": f"{given.driver_memory // 1024**2}m", **(more or {})}
     if "://" in settings.streaming.root:
         own[_CHECKPOINTS] = None
-    with printing_to(given.log, console):
-        spark = local_session(jars=jars, master=given.master, profile=given.profile, more=own)
+    try:
+        with printing_to(given.log, console):
+            spark = local_session(jars=jars, master=given.master, profile=given.profile, more=own)
+    except PySparkRuntimeError as e:
+        if e.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        time.sleep(_LOG_S)
+        printed = "; ".join(last_lines(given.log, 3).splitlines())
+        raise TerminalError(
+            f"Java ended before Spark ran: {printed or 'it printed nothing'}",
+            remedy=f"all that it printed is in {given.log}; `java -version` must say 17 or 21",
+        ) from e
     check_session(spark)
     return spark
 
