@@ -82,6 +82,9 @@ def local_session(
     """
     # The workers must run the same Python with the same packages.
     os.environ.setdefault("PYSPARK_PYTHON", local_python() if f"{master}[".startswith("local[") else sys.executable)
+    if master.startswith("local"):
+        # Spark would listen at the address of this machine's name, which a container or a laptop may not know.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_builder().appName(name).master(master)
     pairs = {
         **spark_settings(master, profile),
