@@ -21,6 +21,7 @@ __all__ = ["Brokers", "WireClient"]
 
 log = get_logger("pulsar")
 
+_CLOSED: Final = "the client was closed"
 _REDIRECTS: Final = 20
 _DEFAULT_MESSAGE_BYTES: Final = 5 * 1024 * 1024
 """The limit of a broker that does not report its own."""
@@ -128,13 +129,19 @@ class Brokers(Generic[L]):
         with dialling:  # one thread dials, the others wait for it
             found = self._connections.get(key)
             if found is None or found.ended is not None:
-                found = self._connections[key] = self._dial(host, port, proxy_to)
+                found = self._dial(host, port, proxy_to)
+                with self._lock:
+                    closed = self._closed  # while this thread dialled
+                    self._connections[key] = found
+                if closed:
+                    found.close()
+                    raise TransientError(_CLOSED)
             return found
 
     def _dial(self, host: str, port: int, proxy_to: str) -> L:
         settings = self._settings
         if self._closed:
-            raise TransientError("the client was closed")
+            raise TransientError(_CLOSED)
         try:
             sock, connected = open_connection(settings, host, port, settings.connection_timeout, proxy_to=proxy_to)
         except DeniedError as e:
@@ -161,8 +168,10 @@ class Brokers(Generic[L]):
 
     def close(self) -> None:
         """Close every connection."""
-        self._closed = True
-        for connection in list(self._connections.values()):
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections.values())
+        for connection in connections:
             connection.close()
 
 

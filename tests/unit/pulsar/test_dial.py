@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,6 +18,8 @@ from pydantic import SecretStr
 from bridge.errors import DeniedError, PulsebridgeError, RefusedError, TransientError
 from bridge.pulsar.dial import addresses, credentials_remedy, dial, grant_remedy, open_connection, whom
 from bridge.pulsar.dial import answering as hosts_that_answer
+from bridge.pulsar.wire.broker_link import BrokerLink
+from bridge.pulsar.wire.client import Brokers
 from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.local.ports import free_ports
 from tests.support.waiting import patient
@@ -138,3 +141,12 @@ def test_role_and_missing_rights_are_named_without_the_token() -> None:
     assert not any(token in line or token.rsplit(".", 1)[1] in line for line in texts)
     assert "it requires credentials" in credentials_remedy(PulsarSettings())
     assert whom(PulsarSettings(token=SecretStr("no.json.here"))) == "this role"
+
+
+def test_a_connection_that_is_made_while_the_client_is_closed_is_closed_too() -> None:
+    with answering(CONNECTED) as found:
+        brokers: Brokers[BrokerLink] = Brokers(found, BrokerLink, seen=lambda *_: brokers.close())
+        with pytest.raises(TransientError, match="the client was closed"):
+            brokers.owner("persistent://public/default/topic", "reading", time.monotonic() + patient(10))
+        (made,) = brokers.connected()
+        assert made.fileno() == -1
