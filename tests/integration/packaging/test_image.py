@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 import yaml
-from deltalake import DeltaTable
 from paho.mqtt.publish import single
 
 from bridge import __version__
@@ -19,6 +18,7 @@ from pulsebridge.local.ports import free_ports
 from pulsebridge.local.processes import Server, last_lines
 from pulsebridge.local.stack import LocalStack
 from tests.support.container_image import Images, require_tools
+from tests.support.delta_rows import delta_rows
 from tests.support.endpoint import Endpoint
 from tests.support.folders import own_folder
 from tests.support.stack import mqtt_settings, provisioned
@@ -146,7 +146,7 @@ def test_a_message_goes_through_both_images_into_a_table(built: Built, with_spar
     mounted = {settings: _SETTINGS, lakehouse: "/lakehouse:rw"}
     job = ("env", *_metrics_on(metrics), "pulsebridge", "stream", "--config", _SETTINGS, "--available-now")
     built.images.run(with_spark, *job, volumes=mounted, timeout=600)
-    (row,) = DeltaTable(lakehouse / "readings").to_pyarrow_table().to_pylist()
+    (row,) = delta_rows(lakehouse / "readings", "device", "value")
     assert (row["device"], row["value"]) == ("press-3", 41.5)
 
 
