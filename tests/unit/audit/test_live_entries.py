@@ -19,9 +19,9 @@ FOREVER = 1 << 62
 Written = tuple[int, bytes, int]
 """Device, payload and event time of a message."""
 PAYLOADS = st.binary(max_size=300) | st.just(text(1, P_INGEST.encode()))
-FEW = st.lists(st.tuples(st.integers(0, 200), PAYLOADS, st.integers(0, 1 << 47)), min_size=1)
+FEW = st.lists(st.tuples(st.integers(0, 200), PAYLOADS, st.integers(0, 1 << 47)), min_size=1, max_size=16)
 MESSAGES = st.builds(lambda some, times: some * times, FEW, st.sampled_from([1, 60]))
-"""The places of many messages are guessed."""
+"""The places of many messages are guessed. A batch of ingest has at most 1000."""
 
 
 def head(device: int) -> bytes:
