@@ -176,11 +176,7 @@ class Messages:
         if _COUNT in numbers:
             # A batch that is cut has no messages for anyone; Pulsar's client would end the process.
             with suppress(IndexError, ValueError, error):
-                guess = _guess(body, count)
-                if guess is not None:
-                    self._add(of, 0, body, guess[0], [0] * count, tail=guess[1])
-                else:
-                    self._add(of, 0, body, *_places(body, count))
+                self._add(of, 0, body, *(_guess(body, count) or _places(body, count)))
         else:
             head = [text({4: 1, 6: 2}[field], value) for field, value in metadata
                     if field in (4, 6) and isinstance(value, bytes)]  # fmt: skip
@@ -295,8 +291,9 @@ def _event_ms(tail: bytes) -> int:
     return numbers.get(5, 0) if numbers.get(5, 0) <= _LAST_MS else 0
 
 
-def _guess(body: bytes, count: int) -> tuple[Any, int] | None:
-    """Guess where each message begins, by the name of its first property, and the length of a tail whose payload is short.
+def _guess(body: bytes, count: int) -> tuple[Any, Any, int] | None:
+    """Guess where each message begins, by the name of its first property. Returns that, zeros, and the length of a tail
+    whose payload is short.
 
     None for few messages, and if they have not that name in common.
     """
@@ -312,7 +309,7 @@ def _guess(body: bytes, count: int) -> tuple[Any, int] | None:
     end = 4 + int.from_bytes(body[:4], "big")
     with suppress(IndexError, ValueError, Unread):
         cut = _head_end(body, 4, end)
-        return None if begins[0] else (begins, end - cut - (body[cut + 1] > 127))
+        return None if begins[0] else (begins, np.zeros_like(begins), end - cut - (body[cut + 1] > 127))
     return None
 
 

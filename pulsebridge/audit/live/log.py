@@ -166,7 +166,9 @@ class LogReader:
         messages, done = Messages(), Position(-1, -1)
         try:
             for at in self._entries(partition, messages):
-                yield self._rows(number, messages, numbers)
+                rows = self._rows(number, messages, numbers)
+                if rows.num_rows:  # none if all of them were of batches that are cut
+                    yield rows
                 done = at
             return
         except (Unread, PulsebridgeError) as e:
@@ -215,8 +217,8 @@ class LogReader:
             pa.array([kind[n] for kind in found.kinds], pa.string()).take(pa.array(found.of)) for n in (0, 1)
         )
         joined = b"\0".join(payloads)
-        if any(none in joined for none in (b"null", b"{}", b"[]")) or min(map(len, payloads)) < 3:
-            topics = pc.if_else(pa.array([has_value(payload) for payload in payloads]), topics, "")
+        if any(none in joined for none in (b"null", b"{}", b"[]")) or min(map(len, payloads), default=0) < 3:
+            topics = pc.if_else(pa.array([has_value(payload) for payload in payloads], pa.bool_()), topics, "")
         self._number(found, crc, numbers)
         at = np.full(size, part), found.ledger, found.entry, found.index, np.zeros(size, np.int64)
         columns = *at, found.us, found.arrivals, devices, crc, topics

@@ -13,7 +13,10 @@ from bridge.contract import P_INGEST, P_REPLAYED, P_RULE, P_TOPIC, encode_ingest
 from bridge.pulsar.wire.batches import encode, head_of
 from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import number, text
+from bridge.settings.pulsar import PulsarSettings
 from pulsebridge.audit.live.entries import Messages, Unread
+from pulsebridge.audit.live.log import LogReader, NumberFields
+from pulsebridge.audit.live.sequence import Sequences
 
 FOREVER = 1 << 62
 Written = tuple[int, bytes, int]
@@ -113,3 +116,15 @@ def test_an_entry_behind_the_window_adds_nothing() -> None:
     read = Messages()
     assert read.add(entry_of_client([(1, b"abc", 5)]), 1_700_000_000_000_000) is None
     assert len(read) == 0
+
+
+def test_a_batch_whose_last_size_lies_has_no_messages_also_if_its_places_were_guessed() -> None:
+    payload = b"a long payload"
+    entry = entry_of_client([(1, payload, 5)] * 60)
+    body = entry.data[6:]
+    cut = body.rindex(number(3, len(payload)))
+    read = Messages()
+    assert read.add(entry._replace(data=body[:cut] + number(3, 100) + body[cut + 2 :]), FOREVER) == 60
+    assert {len(column) for column in read.columns()} == {0}
+    reader = LogReader(PulsarSettings(), NumberFields([]), frozenset(), 0, FOREVER)
+    assert reader._rows(0, read, Sequences()).num_rows == 0
