@@ -48,6 +48,7 @@ def job_session(settings: Settings, *, console: int = 1, more: Mapping[str, str 
     jars = delta_jars(settings.local.cache_dir)
     given = settings.streaming.spark
     lower_priority(given.nice)
+    session_builder()  # says so where pyspark is missing
     from pyspark.errors import PySparkRuntimeError
 
     own: dict[str, str | None] = {"spark.driver.memory": f"{given.driver_memory // 1024**2}m", **(more or {})}
