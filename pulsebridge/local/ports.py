@@ -34,14 +34,19 @@ def is_free(port: int) -> bool:
 
 
 def refuse_used(settings: LocalSettings) -> None:
-    """Raise TerminalError for the first option whose port (0: none given) another process uses."""
-    for name in ("mqtt_port", "pulsar_port", "admin_port"):
+    """Raise TerminalError for the first option whose port (0: none given) another process uses.
+
+    The port of a server whose URL is given does not count, because that server listens there, and none is started.
+    """
+    given = {"mqtt_port": settings.mqtt_url, "pulsar_port": settings.pulsar_url, "admin_port": settings.pulsar_url}
+    urls = {"mqtt_port": "--mqtt", "pulsar_port": "--pulsar and --admin", "admin_port": "--pulsar and --admin"}
+    for name in (name for name, url in given.items() if url is None):
         port, option = getattr(settings, name), f"--{name.replace('_', '-')}"
         if port and not is_free(port):
             raise TerminalError(
                 f"another process uses port {port} ({option})",
                 remedy=f"stop that process (servers of another project: `pulsebridge down` in its folder), or leave {option} "
-                "out to get a free port",
+                f"out to get a free port; to use the server that listens there, give its URL ({urls[name]})",
             )
 
 

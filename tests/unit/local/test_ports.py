@@ -11,6 +11,8 @@ from contextlib import closing
 
 import pytest
 
+from bridge.errors import TerminalError
+from bridge.settings.local import LocalSettings
 from pulsebridge.local import ports
 
 OTHER = """
@@ -54,3 +56,17 @@ def test_a_server_listens_on_a_port_that_is_kept_for_it(three: list[int]) -> Non
         server.listen()
         device.connect(("127.0.0.1", port))
         assert not ports.is_free(port)
+
+
+def test_a_used_port_is_refused_with_the_option_that_uses_its_server() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(TerminalError, match=rf"port {port} \(--mqtt-port\)") as caught:
+            ports.refuse_used(LocalSettings(mqtt_port=port))
+        assert "give its URL (--mqtt)" in (caught.value.remedy or "")
+        # `init --mqtt localhost` writes the port; --mqtt names the broker that listens there, so it may be used
+        ports.refuse_used(LocalSettings(mqtt_port=port, mqtt_url=f"mqtt://localhost:{port}"))
+        servers = {"pulsar_url": f"pulsar://127.0.0.1:{port}", "admin_url": f"http://127.0.0.1:{port}"}
+        ports.refuse_used(LocalSettings(pulsar_port=port, admin_port=port, **servers))
