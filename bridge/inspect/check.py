@@ -63,7 +63,7 @@ def check_endpoints(settings: Settings) -> list[Finding]:
     for name, mqtt in settings.links().items():
         label = f"MQTT link {name}" if settings.ingest.links else "MQTT broker"
         address = f"{mqtt.host}:{mqtt.port}"
-        found.append(_finding(label, address, "mqtt.host, mqtt.port", partial(_dial_mqtt, mqtt)))
+        found.append(_finding(label, address, "mqtt.host, mqtt.port, mqtt.tls", partial(_dial_mqtt, mqtt)))
     found.append(_finding("Pulsar", pulsar.service_url, "pulsar.service_url", lambda: _dial_pulsar(settings)))
     if pulsar.provision != "off":  # else no tier uses it
         found.append(_finding("Pulsar admin", pulsar.admin_url, "pulsar.admin_url", lambda: _dial_admin(settings)))

@@ -106,4 +106,6 @@ def test_without_servers_each_endpoint_gets_its_remedy_and_the_exit_code_is_1() 
     assert answer["ok"] is False
     assert [e["ok"] for e in answer["endpoints"]] == [False, False, False]
     assert all("pulsebridge up" in e["remedy"] for e in answer["endpoints"])
+    # a port that wants TLS resets a connection without it, and one without TLS ends a handshake
+    assert "mqtt.tls" in answer["endpoints"][0]["remedy"]
     assert answer["shadowed"] == []
