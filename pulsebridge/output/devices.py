@@ -191,7 +191,7 @@ def device_text(shown: dict[str, Any]) -> str:
                 one["command_id"],
                 one["state"],
                 str(one["attempts"]),
-                one["confirmed"] or one["emitted"] or "-",
+                one["answered"] or one["confirmed"] or one["emitted"] or "-",
                 one["reason"],
             )
             for one in shown["receipts"]
