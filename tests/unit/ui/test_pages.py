@@ -18,7 +18,7 @@ from bridge.settings import Settings, StreamingSettings
 from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.ui import UiSettings
 from pulsebridge.local.ports import free_ports
-from pulsebridge.ui.pages import application
+from pulsebridge.ui.pages import _TEMPLATES, application
 from pulsebridge.ui.rows import SearchedRows, searched
 from pulsebridge.ui.snapshot import Device, Snapshot, Snapshots
 from tests.support.ui import HOSTILE, TOKEN, AsgiClient, write_data_docs, write_lakehouse
@@ -205,3 +205,29 @@ def test_data_docs_run_no_script_and_nothing_beside_them_is_served(client: AsgiC
 def test_unknown_pages_are_not_found(client: AsgiClient) -> None:
     assert client.get("/none").status_code == 404
     assert "There is no such page" in client.get("/none").text
+
+
+@pytest.mark.parametrize(("entries", "shown"), [(0, "No receipt."), (7, "No receipt in the last 7 entries.")])
+def test_a_device_without_a_receipt_shows_what_was_searched(entries: int, shown: str) -> None:
+    found = {"commands": [], "pending": 0, "receipts": [], "read": {"receipts": entries}}
+    page = _TEMPLATES.get_template("commands.html").render(found=found, problem="", failures=())
+    assert shown in page
+    assert page.count("No receipt") == 1
+
+
+def test_short_cells_are_not_cut_into_pieces() -> None:
+    """A column of long text beside them must not make a date, a number, an id or a state break within a word."""
+    letter = {
+        "id": "0:1:2", "at": 1, "device": "press-1", "topic": "t", "reason": "r", "payload": "x" * 200, "bytes": 5_442_905,
+        "lost": False, "replayed": True,
+    }  # fmt: skip
+    snapshots = Snapshots(Settings())
+    snapshots.current = Snapshot(letters=searched([letter], "device"))
+    with AsgiClient(application(Settings(), snapshots), BASE) as client:
+        page = client.get("/dead-letters").text
+        style = client.get("/static/ui.css").text
+    kinds = dict(re.findall(r'data-label="(\w+)" class="(\w+)"', page))
+    assert (kinds["Time"], kinds["Bytes"], kinds["Id"]) == ("time", "number", "number")
+    assert 'class="state good">replayed' in page
+    assert "td.time, td.word, .state { overflow-wrap: break-word; }" in style
+    assert re.search(r"td\.number \{[^}]*white-space: nowrap", style)
