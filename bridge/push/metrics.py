@@ -108,7 +108,7 @@ class PushMetrics:
             registry=registry,
             buckets=(*_BUCKETS, 300.0, 1800.0, 21600.0),
         )
-        lag = "Commands in Pulsar that are not acknowledged, of partitions owned here; asked now and then."
+        lag = "Entries in Pulsar with commands that are not acknowledged, of partitions owned here: one command, or a batch."
         self.lag = _gauge(registry, "lag_commands", lag, "partition")
         self.brokers: dict[int, str] = {}
         """The Pulsar broker that owns the commands, as host:port, by partition; only for the MoP proxy's names."""
