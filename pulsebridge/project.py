@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +22,7 @@ from bridge.settings.presets import load_preset
 if TYPE_CHECKING:
     from bridge.settings.tables import TableDeclaration
 
-__all__ = ["Answers", "project_files", "write_project"]
+__all__ = ["Answers", "project_files", "refuse_existing", "write_project"]
 
 SETTINGS: Final = "pulsebridge.yaml"
 MODULE: Final = "pipeline.py"
@@ -67,13 +67,19 @@ def project_files(answers: Answers) -> dict[str, str]:
     }
 
 
+def refuse_existing(folder: Path, names: Iterable[str] = (SETTINGS, MODULE)) -> None:
+    """Raise ConfigError if one of these files exists in the folder."""
+    for name in names:
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder / name} exists already", remedy="choose another folder, or give --force to replace it"
+            )
+
+
 def write_project(folder: Path, files: dict[str, str], *, replace: bool = False) -> None:
     """Write the files. Raises ConfigError, and writes nothing, if one exists or the folder is not writable."""
-    existing = [name for name in files if (folder / name).exists()]
-    if existing and not replace:
-        raise ConfigError(
-            f"{folder / existing[0]} exists already", remedy="choose another folder, or give --force to replace it"
-        )
+    if not replace:
+        refuse_existing(folder, files)
     try:
         for name, text in files.items():
             path = folder / name

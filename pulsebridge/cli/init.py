@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
 import typer
@@ -19,6 +20,8 @@ __all__ = ["register"]
 
 _DISCOVER: Final = "discover"
 _OTHER: Final = "other"
+
+T = TypeVar("T")
 
 
 def register(app: typer.Typer) -> None:
@@ -62,36 +65,48 @@ def init(
       pulsebridge init --mqtt broker.example:1884 --devices discover --listen 2m
     """
     from bridge.settings.presets import preset_names
-    from pulsebridge.project import SETTINGS, Answers, project_files, write_project
+    from pulsebridge.project import SETTINGS, Answers, project_files, refuse_existing, write_project
 
+    if not force:
+        refuse_existing(folder)  # before the questions, and before it listens at a broker
     presets = preset_names()
-    broker = _answer(mqtt, "MQTT broker (host or host:port)", "127.0.0.1")
-    url = _answer(pulsar, "Pulsar's service URL", "pulsar://127.0.0.1:6650")
+    host, port = _answer("--mqtt", mqtt, "MQTT broker (host or host:port)", "127.0.0.1", _host_and_port)
+    url = _answer("--pulsar", pulsar, "Pulsar's service URL", "pulsar://127.0.0.1:6650", _service_url)
     kind = (
         _OTHER
         if filter is not None and devices is None
-        else _answer(devices, f"Devices: {', '.join(presets)}, {_DISCOVER} or {_OTHER}", _OTHER)
-    )
-    if kind == _OTHER:
-        filter = _answer(
-            filter, "MQTT filter of the devices, +device for the level of the device (empty: all topics)", ""
+        else _answer(
+            "--devices",
+            devices,
+            f"Devices: {', '.join(presets)}, {_DISCOVER} or {_OTHER}",
+            _OTHER,
+            _one_of(*presets, _DISCOVER, _OTHER),
         )
-    # Devices of a preset have a firmware of others: they do not answer as Pulsebridge's protocol says, so it is no question.
-    who = (
-        (confirm or "broker")
-        if kind in presets
-        else _answer(confirm, "Who confirms a command: broker, or device if devices answer", "broker")
     )
-    if kind not in (*presets, _DISCOVER, _OTHER):
-        raise ConfigError(f"--devices {kind}: is not one of {', '.join((*presets, _DISCOVER, _OTHER))}")
-    if who not in ("broker", "device"):
-        raise ConfigError(f"--confirm {who}: is not one of broker, device")
-    host, port = _host_and_port(broker)
+    route = (
+        _answer(
+            "--filter",
+            filter,
+            "MQTT filter of the devices, +device for the level of the device (empty: all topics)",
+            "",
+            _filter,
+        )
+        if kind == _OTHER
+        else None
+    )
+    # Devices of a preset have a firmware of others: they do not answer as Pulsebridge's protocol says, so it is no question.
+    who = _answer(
+        "--confirm",
+        confirm or "broker" if kind in presets else confirm,
+        "Who confirms a command: broker, or device if devices answer",
+        "broker",
+        _one_of("broker", "device"),
+    )
     answers = Answers(mqtt_host=host, mqtt_port=port, pulsar_url=url, admin_url=_admin_url(url), confirm=who)
     if kind == _DISCOVER:
         answers = _discovered(answers, listen)
     elif kind == _OTHER:
-        answers = replace(answers, filter=_filter(filter or ""))
+        answers = replace(answers, filter=route)
     else:
         answers = replace(answers, preset=kind)
         if who == "device":
@@ -114,13 +129,33 @@ def init(
     )
 
 
-def _answer(given: str | None, question: str, default: str) -> str:
-    """Return the option, else the answer of the user, else the default if there is no terminal."""
-    if given is not None:
-        return given
-    if not sys.stdin.isatty():
-        return default
-    return str(typer.prompt(question, default=default))
+def _answer(option: str, given: str | None, question: str, default: str, valid: Callable[[str], T]) -> T:
+    """Return the option, else the answer of the user, else the default if there is no terminal.
+
+    A wrong answer is asked again; a wrong option raises ConfigError.
+    """
+
+    def asked(text: str) -> T:
+        try:
+            return valid(text)
+        except ConfigError as e:
+            raise typer.BadParameter(f"{text}: {e}") from e
+
+    if given is None and sys.stdin.isatty():
+        return cast("T", typer.prompt(question, default=default, value_proc=asked))
+    try:
+        return valid(default if given is None else given)
+    except ConfigError as e:
+        raise ConfigError(f"{option} {given}: {e.what}", remedy=e.remedy) from e
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def valid(text: str) -> str:
+        if text.lower() not in names:
+            raise ConfigError(f"is not one of {', '.join(names)}")
+        return text.lower()
+
+    return valid
 
 
 def _filter(text: str) -> str | None:
@@ -131,22 +166,36 @@ def _filter(text: str) -> str | None:
     try:
         names = Filter.of_settings(text).names
     except ValueError as e:
-        raise ConfigError(f"--filter: {e}") from e
+        raise ConfigError(str(e)) from e
     if "device" not in names:
-        raise ConfigError(f"--filter {text}: names no level +device", remedy="for example plant/+device/+metric")
+        raise ConfigError("names no level +device", remedy="for example plant/+device/+metric")
+    return text
+
+
+def _service_url(text: str) -> str:
+    from bridge.settings.pulsar import hosts_of
+
+    try:
+        if not text.startswith(("pulsar://", "pulsar+ssl://")):
+            raise ConfigError(
+                "does not begin with pulsar:// or pulsar+ssl://", remedy="for example pulsar://localhost:6650"
+            )
+        hosts_of(text)
+    except ValueError as e:
+        raise ConfigError(str(e), remedy="for example pulsar://localhost:6650") from e
     return text
 
 
 def _host_and_port(broker: str) -> tuple[str, int]:
     if "://" in broker:
-        raise ConfigError(f"--mqtt {broker}: is a URL", remedy="give host or host:port; mqtt.tls turns TLS on")
+        raise ConfigError("is a URL", remedy="give host or host:port; mqtt.tls turns TLS on")
     found = urlsplit(f"//{broker}")
     try:
         host, port = found.hostname, found.port
     except ValueError as e:
-        raise ConfigError(f"--mqtt {broker}: {e}", remedy="give host or host:port") from e
+        raise ConfigError("has an invalid port", remedy="give host or host:port") from e
     if not host or found.path or found.username:
-        raise ConfigError(f"--mqtt {broker}: is not a host", remedy="give host or host:port")
+        raise ConfigError("is not a host", remedy="give host or host:port")
     return host, port or 1883
 
 
@@ -184,5 +233,7 @@ def _discovered(answers: Answers, listen: str) -> Answers:
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     if not found.yaml():
-        typer.echo("no message arrived: the settings have no routes", err=True)
+        typer.echo(
+            "no message arrived: the settings have no routes; repeat it with --force, and a longer --listen", err=True
+        )
     return replace(answers, discovered=found.yaml(), tables=tuple(found.tables))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -118,7 +119,8 @@ def test_nothing_existing_is_replaced(tmp_path: Path) -> None:
         (["--mqtt", "mqtt://broker:1883"], "--mqtt mqtt://broker:1883"),
         (["--mqtt", "broker:99999"], "--mqtt broker:99999"),
         (["--mqtt", "broker/x"], "--mqtt broker/x"),
-        (["--pulsar", "http://pulsar:8080"], "pulsar.service_url"),
+        (["--pulsar", "http://pulsar:8080"], "--pulsar http://pulsar:8080"),
+        (["--pulsar", "localhost"], "--pulsar localhost"),
         (["--devices", "zigbee"], "--devices zigbee"),
         (["--confirm", "both"], "--confirm both"),
         (["--filter", "plant/+machine"], "--filter plant/+machine"),
@@ -130,6 +132,31 @@ def test_a_wrong_answer_is_named_and_nothing_is_written(arguments: list[str], na
         run("init", str(tmp_path), *arguments)
     assert named in str(failed.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_answer_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(init, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    given = ["mqtt://broker", "broker:1884", "localhost", "pulsar://pulsar:6650", "json", "Other", "plant/#", ""]
+    found = CliRunner().invoke(APP, ["init", str(tmp_path)], input="\n".join([*given, "yes", "device"]) + "\n")
+    assert found.exit_code == 0, found.output
+    for named in (
+        "mqtt://broker: is a URL",
+        "localhost: does not",
+        "json: is not one of",
+        "plant/#: names no",
+        "yes: is",
+    ):
+        assert named in found.output
+    settings = load_with_origins(tmp_path / "pulsebridge.yaml", environ={}).settings
+    assert (settings.mqtt.port, settings.pulsar.service_url) == (1884, "pulsar://pulsar:6650")
+    assert settings.push.confirm == "device"
+
+
+def test_an_existing_project_is_refused_before_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pulsebridge.yaml").touch()
+    monkeypatch.setattr(init, "_discovered", lambda *_: pytest.fail("it listened"))
+    with pytest.raises(ConfigError, match="exists already"):
+        run("init", str(tmp_path), "--devices", "discover")
 
 
 def test_each_shipped_file_can_be_exported(tmp_path: Path) -> None:
