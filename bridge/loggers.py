@@ -35,7 +35,8 @@ class Logger:
 
     def debug(self, event: str, **fields: Any) -> None:
         """Log at DEBUG. A process that shows DEBUG has configured its log, so it has imported structlog."""
-        if "structlog" in sys.modules:
+        structlog = sys.modules.get("structlog")
+        if structlog is not None and structlog.is_configured():
             self.__getattr__("debug")(event, **fields)
 
 

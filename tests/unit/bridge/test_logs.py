@@ -6,6 +6,8 @@ import ast
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -269,3 +271,10 @@ def test_h38_a_text_that_begins_as_many_tokens_is_searched_in_linear_time() -> N
     for text in ("eyJ-" * 250_000, "eyJ-" * 250_000 + ".eyJ", "eyJaaaa." + "eyJ-" * 250_000):
         assert masked(text) == text
     assert masked("a-eyJhbGciOi.eyJzdWIiOi.c2ln, then eyJhbGciOi.eyJzdWIiOi.c2ln") == "***, then ***"
+
+
+def test_a_process_without_a_log_of_its_own_shows_no_debug() -> None:
+    code = "import structlog; from bridge.loggers import get_logger; log = get_logger('x'); log.debug('a'); log.warning('b')"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "[debug" not in shown
+    assert "[warning" in shown
