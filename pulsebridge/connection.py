@@ -227,11 +227,11 @@ class Connection:
         TransientError if Pulsar does not answer, TerminalError if push has never run.
         """
         if not isinstance(device, str):
+            rows = self._checked_rows(device)
             if payload is not None or topic is not None or fields:
                 raise ConfigError(
                     "send() got a DataFrame and other arguments", remedy="make them columns of the DataFrame"
                 )
-            rows = self._checked_rows(device)
             since = self._receipts_since()
             return Sent(self._send_rows(rows), since)
         from bridge.pulsar.command_writer import CommandWriter

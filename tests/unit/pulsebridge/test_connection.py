@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,7 +88,9 @@ def test_an_unclear_topic_of_commands_is_an_error(given: list[dict[str, str]], n
         (("press-3", {"at": {1, 2}}), {}, "cannot become JSON: Object of type set"),
         (("press-3", float("nan")), {}, "cannot become JSON: Out of range float"),
         ((["press-3"],), {}, "takes the name of a device or a DataFrame of Spark, not list"),
-        ((None, "on"), {}, "make them columns"),
+        ((["press-3"], "on"), {}, "takes the name of a device or a DataFrame of Spark, not list"),
+        ((None, "on"), {}, "takes the name of a device or a DataFrame of Spark, not NoneType"),
+        ((SimpleNamespace(isStreaming=False), "on"), {}, "make them columns"),
     ],
 )
 def test_a_command_that_cannot_be_sent_is_one_line_before_anything_is_asked(
