@@ -279,10 +279,10 @@ class Connection:
         A command that waits has none. A command may have several, for example with the state ``duplicate``.
         ``sinks.receipts.with_receipts(commands, …)`` and ``by_group`` take them as they are.
         """
+        rows = self.read(self.settings.pulsar.system_topic(RECEIPTS_TOPIC))  # first: it names a missing pyspark
         from pyspark.sql import functions as F
 
         schema = ", ".join(f"`{name}` {kind}" for name, kind in RECEIPT_COLUMNS)
-        rows = self.read(self.settings.pulsar.system_topic(RECEIPTS_TOPIC))
         parsed = rows.withColumn("r", F.from_json(F.col("value").cast("string"), schema))
         fields = [
             F.when(F.col(f"r.{name}") > 0, F.timestamp_micros(f"r.{name}")).alias(name.removesuffix("_us"))

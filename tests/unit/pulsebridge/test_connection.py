@@ -102,6 +102,17 @@ def test_a_command_that_cannot_be_sent_is_one_line_before_anything_is_asked(
     assert named in str(failed.value)
 
 
+@pytest.mark.parametrize("asked", ["receipts()", "read('plant')", "table('readings')"])
+def test_a_missing_pyspark_is_one_line_with_its_extra(asked: str) -> None:
+    code = (
+        "import sys; sys.modules['pyspark'] = None\nimport pulsebridge as pb\n"
+        "from bridge.errors import MissingExtraError\n"
+        f"try:\n    pb.connect().{asked}\nexcept MissingExtraError as e:\n    print(e)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'pulsebridge[local" in shown
+
+
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5) | st.none() | st.integers(), max_size=4)))
 def test_records_are_a_sequence_that_shows_itself(records: list[dict[str, object]]) -> None:
     found = Records(records)
