@@ -44,9 +44,12 @@ def import_module(name: str) -> None:
         raise
     except Exception as e:
         at = traceback.extract_tb(e.__traceback__)[-1]
+        without_spark = isinstance(e, ModuleNotFoundError) and (e.name or "").partition(".")[0] == "pyspark"
         raise ConfigError(
             f"{where} cannot be imported: {type(e).__name__}: {e} ({at.filename}:{at.lineno})",
-            remedy="correct the module, or install what it needs on the driver",
+            remedy="pip install 'pulsebridge[local,quality]', or run it by spark-submit"
+            if without_spark
+            else "correct the module, or install what it needs on the driver",
         ) from e
 
 

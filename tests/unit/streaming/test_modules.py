@@ -44,3 +44,11 @@ def test_an_error_of_a_module_is_reported_in_one_line_with_its_location(tmp_path
     with pytest.raises(ConfigError, match=r"KeyError: 'no such plant' \(.*broken_module.py:2\)") as caught:
         import_module(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_without_pyspark_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    path = tmp_path / "without_pyspark.py"
+    path.write_text("from pyspark.sql import functions\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"pip install 'pulsebridge\[local"):
+        import_module(str(path))
