@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bridge.errors import ConfigError
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, seconds_of, settings_from
 from pulsebridge.cli.tables import moment
 from pulsebridge.output.text import json_text, text_of
 
@@ -36,7 +36,9 @@ def audit(
         str, typer.Option(metavar="TIME", help="Begin, ISO 8601, UTC; default: a day before --until.")
     ] = "",
     until: Annotated[str, typer.Option(metavar="TIME", help="End, ISO 8601, UTC; default: now less --settle.")] = "",
-    settle: Annotated[float, typer.Option(min=0, help="Seconds for messages under way to arrive in the tables.")] = 300,
+    settle: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time for messages under way to arrive in the tables.")
+    ] = "5m",
     strict: Annotated[bool, typer.Option("--strict", help="Report redelivered copies as findings.")] = False,
     spark: Annotated[bool, typer.Option("--spark", help="Read the tables with Spark.")] = False,
     metrics: Annotated[
@@ -64,7 +66,7 @@ def audit(
 
     settings = settings_from(config, sets)
     now = time.time_ns() // 1000
-    until_us = _us(until) if until else now - round(settle * 1e6)
+    until_us = _us(until) if until else now - round(seconds_of("--settle", settle, zero=True) * 1e6)
     since_us = _us(since) if since else until_us - _DAY_US
     if since_us >= until_us:
         raise ConfigError("the audit's begin is not before its end", remedy="check --since, --until and --settle")

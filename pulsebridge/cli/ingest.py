@@ -10,7 +10,7 @@ import typer
 
 from bridge.errors import ConfigError
 from pulsebridge.cli import dead_letters as dead_letter_commands
-from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, settings_from
+from pulsebridge.cli.options import ConfigOption, JsonOption, SetOption, seconds_of, settings_from
 from pulsebridge.output.text import json_text
 
 __all__ = ["register"]
@@ -132,8 +132,8 @@ def _discover(
         pulsebridge topics discover --for 10m --filter 'plant/#' --json
     """
     from pulsebridge.topics.listening import discover
-    from pulsebridge.topics.showing import discovery_text, seconds_of
+    from pulsebridge.topics.showing import discovery_text
 
-    seconds = seconds_of(duration)
+    seconds = seconds_of("--for", duration)
     found = discover(settings_from(config, sets).mqtt, filters or ["#"], seconds)
     typer.echo(json_text(found, indent=2) if as_json else discovery_text(found))

@@ -223,13 +223,13 @@ def _check(settings: str) -> None:
 def _discovered(answers: Answers, listen: str) -> Answers:
     """Listen at the broker, and return the answers with what is proposed."""
     from bridge.settings.loading import load_with_origins
+    from pulsebridge.cli.options import seconds_of
     from pulsebridge.topics.listening import proposal
-    from pulsebridge.topics.showing import seconds_of
 
     # User, password and TLS of the broker may be in the environment.
     flags = {"mqtt.host": answers.mqtt_host, "mqtt.port": answers.mqtt_port}
     mqtt = load_with_origins(None, (), flags=flags).settings.mqtt
-    found = proposal(mqtt, ["#"], seconds_of(listen))
+    found = proposal(mqtt, ["#"], seconds_of("--listen", listen))
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     if not found.yaml():

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from bridge.display import printable
-from bridge.errors import ConfigError
 from bridge.settings.presets import load_preset
-from bridge.settings.units import Duration
 from pulsebridge.output.text import text_of
 from pulsebridge.topics.proposing import Proposal
 from pulsebridge.topics.tree import Node, TopicTree
 
-__all__ = ["discovery_of", "discovery_text", "seconds_of"]
+__all__ = ["discovery_of", "discovery_text"]
 
 _MAX_LINES: Final = 60
 _MAX_CHILDREN: Final = 8
-_LONGEST_S: Final = 7 * 86_400
-
-
-def seconds_of(duration: str) -> float:
-    """Return the seconds of a text like 60s, 5m or 1h. Raises ConfigError for any other text."""
-    with suppress(ValueError):
-        seconds = Duration(duration, bare="s")
-        if 0 < seconds <= _LONGEST_S and not duration.endswith("d"):
-            return seconds
-    raise ConfigError(f"--for {duration}: not a duration", remedy="give seconds, minutes or hours: 60s, 5m, 1h")
 
 
 def discovery_of(tree: TopicTree, signs: Mapping[str, int], proposal: Proposal, listened_s: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import typer
 from bridge.errors import ConfigError, FencedError, PulsebridgeError
 from pulsebridge.cli import app as cli
 from pulsebridge.cli.completion import complete_setting
+from pulsebridge.cli.options import seconds_of
 from tests.support.waiting import patient
 
 GROUP = cli.COMMANDS_GROUP
@@ -149,3 +150,18 @@ def test_the_shell_completes_paths_of_settings() -> None:
     assert complete_setting("pulsar.admin_u") == ["pulsar.admin_url="]
     assert len(complete_setting("")) > 100
     assert complete_setting("nothing") == []
+
+
+def test_an_option_with_a_duration_takes_units_and_names_itself_otherwise() -> None:
+    assert [seconds_of("--for", text) for text in ("60s", "5m", "1h", "90", "0.5s", "1d")] == [
+        60,
+        300,
+        3600,
+        90,
+        0.5,
+        86_400,
+    ]
+    assert seconds_of("--settle", "0", zero=True) == 0
+    for wrong in ("", "s", "-1", "8d", "0", "1e9h"):
+        with pytest.raises(ConfigError, match=r"--for .*not a duration"):
+            seconds_of("--for", wrong)

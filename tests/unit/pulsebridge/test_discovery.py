@@ -13,7 +13,6 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.errors import ConfigError
 from bridge.routing.mapper import Mapper, Route
 from bridge.routing.rules import mapping_problems
 from bridge.settings import Settings
@@ -24,7 +23,7 @@ from bridge.settings.tables import TableDeclaration
 from pulsebridge.topics.payloads import device_paths, kind_of
 from pulsebridge.topics.proposing import PresetSigns, Proposal, propose
 from pulsebridge.topics.schemas import Fields, Room
-from pulsebridge.topics.showing import discovery_of, discovery_text, seconds_of
+from pulsebridge.topics.showing import discovery_of, discovery_text
 from pulsebridge.topics.tree import Distinct, Node, TopicTree
 
 
@@ -236,13 +235,6 @@ def test_the_text_shows_rates_kinds_and_what_to_paste() -> None:
 def test_nothing_published_says_what_to_try() -> None:
     tree, signs = seen([])
     assert "listen longer" in discovery_text(discovery_of(tree, signs.seen, propose(tree, signs.seen), 1.0))
-
-
-def test_durations() -> None:
-    assert [seconds_of(text) for text in ("60s", "5m", "1h", "90", "0.5s")] == [60, 300, 3600, 90, 0.5]
-    for wrong in ("", "s", "-1", "1d", "0", "1e9h"):
-        with pytest.raises(ConfigError, match="not a duration"):
-            seconds_of(wrong)
 
 
 _HOSTILE = "x\ningest: {}\nhttp:\n  enabled: true\n  host: 0.0.0.0\n#"
