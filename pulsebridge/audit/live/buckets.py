@@ -31,7 +31,8 @@ SCHEMA: Final = pa.schema(
         ("arrival", pa.int64()),  # time at ingest, µs since the epoch, -1 if unknown
         ("device", pa.string()),  # empty if unknown
         ("crc", pa.int64()),  # of the payload, -1 if unknown
-        ("topic", pa.string()),  # MQTT topic (Pulsar), target table (quarantine), else empty
+        ("due", pa.int64()),  # by bit, which tables must have a row (Pulsar), else 0
+        ("target", pa.string()),  # table of a row in quarantine, else empty
     ]
 )
 

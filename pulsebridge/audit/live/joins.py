@@ -55,8 +55,8 @@ class TableSide:
     """A typed table as the audit knows it."""
 
     name: str
-    due: Callable[[str], bool]
-    """Whether a message of an MQTT topic must have a row, in the table or in quarantine."""
+    bit: int
+    """Its number in the column ``due``: set for a message that must have a row, in the table or in quarantine."""
     keyed: bool = False
     """Whether the table leaves out messages with the keys of another. Then one of the same content explains a missing row."""
 
@@ -76,13 +76,12 @@ def compare_bucket(
     rows = _rows_of(records)
     none = _Rows(SCHEMA.empty_table(), np.empty(0, np.int64))
     log, quarantine = rows.get(LOG, none), rows.get(QUARANTINE, none)
-    topics = log.table.column("topic").combine_chunks().dictionary_encode()
     if bronze:
         for finding in _compare_bronze(log, rows.get(BRONZE, none), span):
             yield BRONZE, finding
     for side in sides:
         bad = quarantine.of(side.name)
-        for found in _compare_table(side, log, topics, rows.get(side.name, none), bad, span):
+        for found in _compare_table(side, log, rows.get(side.name, none), bad, span):
             yield side.name, found
 
 
@@ -112,7 +111,7 @@ class _Rows:
 
     def of(self, table: str) -> _Rows:
         """Return the rows of quarantine that are of a table."""
-        its = pc.equal(self.table.column("topic"), table)
+        its = pc.equal(self.table.column("target"), table)
         return _Rows(self.table.filter(its), self.keys[its.to_numpy().astype(bool)])
 
 
@@ -234,9 +233,9 @@ def _stored_late(log: _Rows, bronze: _Rows, a: Any, b: Any) -> Any:
 
 
 def _compare_table(
-    table: TableSide, log: _Rows, topics: Any, rows: _Rows, quarantine: _Rows, span: Span
+    table: TableSide, log: _Rows, rows: _Rows, quarantine: _Rows, span: Span
 ) -> Iterator[Finding | Lacking]:
-    """Yield the differences of a table, with its rows in quarantine, and Pulsar. ``topics``: those of the log's rows.
+    """Yield the differences of a table, with its rows in quarantine, and Pulsar.
 
     A due message has rows in the table or in quarantine, each row once; device and arrival are the message's.
     """
@@ -244,10 +243,9 @@ def _compare_table(
     in_log, in_rows, in_bad = joined.rows
     found = _Found(Hop.table(table.name), joined, log, rows, span)
     us = log.column("us")
-    wanted = np.array([table.due(t) for t in topics.dictionary.to_pylist()], bool)
+    wanted = log.column("due") >> table.bit & 1 == 1
     due = np.zeros(joined.count, bool)
-    if len(us):
-        due[joined.ids[0]] = wanted[topics.indices.to_numpy()] & (us >= span.since_us) & (us < span.until_us)
+    due[joined.ids[0]] = wanted & (us >= span.since_us) & (us < span.until_us)
     lacking = due & (in_rows < 0) & (in_bad < 0)
     if table.keyed:
         for n, finding in zip(np.flatnonzero(lacking).tolist(), found.each(Kind.MISSING, lacking), strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -158,6 +158,8 @@ class LogReader:
     fields: NumberFields
     explained: frozenset[tuple[str, str, int]]
     """Route, device and number of dead letters."""
+    due: Mapping[str, int]
+    """By MQTT topic: by bit, which tables must have a row of each message."""
     since_us: int
     until_us: int
 
@@ -213,15 +215,14 @@ class LogReader:
         messages.clear()
         payloads, size = found.payloads, len(found.payloads)
         crc = np.fromiter(map(zlib.crc32, payloads), np.int64, size)
-        devices, topics = (
-            pa.array([kind[n] for kind in found.kinds], pa.string()).take(pa.array(found.of)) for n in (0, 1)
-        )
+        devices = pa.array([kind.device for kind in found.kinds], pa.string()).take(pa.array(found.of))
+        due = np.array([self.due[kind.topic] for kind in found.kinds], np.int64)[found.of]
         joined = b"\0".join(payloads)
         if any(none in joined for none in (b"null", b"{}", b"[]")) or min(map(len, payloads), default=0) < 3:
-            topics = pc.if_else(pa.array([has_value(payload) for payload in payloads], pa.bool_()), topics, "")
+            due[~np.array([has_value(payload) for payload in payloads], bool)] = 0
         self._number(found, crc, numbers)
         at = np.full(size, part), found.ledger, found.entry, found.index, np.zeros(size, np.int64)
-        columns = *at, found.us, found.arrivals, devices, crc, topics
+        columns = *at, found.us, found.arrivals, devices, crc, due, pa.repeat("", size)
         return pa.RecordBatch.from_arrays(
             [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
         )

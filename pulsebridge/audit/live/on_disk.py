@@ -24,9 +24,9 @@ Difference = tuple[str, Finding | Lacking]
 """The table, and a finding or a message that may be one."""
 
 
-_UNUSED: Final = {LOG: {"element"}, BRONZE: {"element", "topic"}, QUARANTINE: {"us", "crc"}}
+_UNUSED: Final = {LOG: {"element", "target"}, BRONZE: {"element", "due", "target"}, QUARANTINE: {"us", "crc", "due"}}
 """Columns that ``compare_bucket`` does not use of a record: they are not written, which costs more than all else."""
-_UNUSED_OF_TABLES: Final = {"us", "crc", "topic"}
+_UNUSED_OF_TABLES: Final = {"us", "crc", "due", "target"}
 
 
 def _columns(record: str) -> list[str]:

@@ -30,9 +30,9 @@ __all__ = ["OnSpark"]
 _BUCKETS: Final = 4096
 _ROWS: Final = (
     "part int, ledger bigint, entry bigint, index int, element bigint, us bigint, arrival bigint, device string, "
-    "crc bigint, topic string, bucket int"
+    "crc bigint, due bigint, target string, bucket int"
 )
-"""``SCHEMA`` and the bucket, -1 for a row with what ``Sequences`` found, as JSON in ``topic``."""
+"""``SCHEMA`` and the bucket, -1 for a row with what ``Sequences`` found, as JSON in ``target``."""
 _DIFFERENCES: Final = pa.schema(
     [("table", pa.string()), ("crc", pa.int64()), *((n, pa.string()) for n in ("hop", "kind", "device")),
      ("at_us", pa.int64()), ("message", pa.string()), ("detail", pa.string())]
@@ -64,7 +64,7 @@ class OnSpark:
                         for rows in reader.rows(own, name, number, numbers):
                             yield _with_bucket(rows)
                         text = json.dumps([numbers.copies, *map(astuple, numbers.end())])
-                        yield _with_bucket(batch([(number, 0, 0, 0, 0, 0, 0, "", 0, text)]), -1)
+                        yield _with_bucket(batch([(number, 0, 0, 0, 0, 0, 0, "", 0, 0, text)]), -1)
 
         count = max(1, len(partitions))
         names = self._spark.createDataFrame(list(enumerate(partitions)), "number int, name string").repartition(count)
@@ -72,7 +72,7 @@ class OnSpark:
         self._records[LOG] = rows.where("bucket >= 0")
         at = F.struct("ledger", "entry")
         ends = self._records[LOG].groupBy("part").agg(F.min(at).alias("first"), F.max(at).alias("last")).collect()
-        found = [json.loads(row[0]) for row in rows.where("bucket < 0").select("topic").collect()]
+        found = [json.loads(row[0]) for row in rows.where("bucket < 0").select("target").collect()]
         return Log(
             {row["part"]: (tuple(row["first"]), tuple(row["last"])) for row in ends},
             [Finding(*one) for _, *some in found for one in some],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from bridge.contract import partition_name
@@ -23,11 +23,12 @@ from pulsebridge.audit.live.tables import Partitions, Ranges
 if TYPE_CHECKING:
     from bridge.settings import Settings
 
-__all__ = ["audit", "table_sides"]
+__all__ = ["DueTables", "audit", "table_sides"]
 
 _HOUR_US: Final = 3_600_000_000
 _MOST_LACKING: Final = 100_000
 """Messages of a keyed table whose repeats are looked up; more of them would need more memory."""
+_MOST_TOPICS: Final = 100_000
 _MOST_LEDGER: Final = (1 << 63) - 1
 _POSITION: Final = ("_position", "device", "arrival_time")
 _ROWS: Final = {
@@ -47,28 +48,48 @@ _ROWS: Final = {
 
 
 def table_sides(settings: Settings) -> list[TableSide]:
-    """Return the tables that the settings declare, and which messages each must have."""
-    tables = [(one.name, one.decoding, one.keys) for one in declared_tables(settings)]
-    if "readings" in settings.streaming.built_in:
-        tables.append(("readings", declared_decoders(settings), ("_id",)))
+    """Return the tables that the settings declare."""
     named = any(rule.reading_id for rule in settings.ingest.all_routes)
     # Without an id of the device, _id is the position, so no message has the keys of another.
     return [
-        TableSide(name, _due(of), bool(keys) and ("_id" not in keys or named or any(one.id for one in of)))
-        for name, of, keys in tables
+        TableSide(name, bit, bool(keys) and ("_id" not in keys or named or any(one.id for one in of)))
+        for bit, (name, of, keys) in enumerate(_tables(settings))
     ]
 
 
-def _due(decodings: Sequence[Decoding]) -> Callable[[str], bool]:
-    """Whether each message of a topic has rows. A condition or a function may leave some out."""
-    cases = [(Filter.parse(one.filter), one.format not in ("none", "python") and one.where is None and one.elements is None)
-             for one in decodings]  # fmt: skip
+def _tables(settings: Settings) -> list[tuple[str, Sequence[Decoding], Sequence[str]]]:
+    tables: list[tuple[str, Sequence[Decoding], Sequence[str]]] = [
+        (one.name, one.decoding, one.keys) for one in declared_tables(settings)
+    ]
+    if "readings" in settings.streaming.built_in:
+        tables.append(("readings", declared_decoders(settings), ("_id",)))
+    return tables
 
-    def due(topic: str) -> bool:
-        levels = topic.split("/")
-        return bool(topic) and next((takes for of, takes in cases if of.match(levels) is not None), False)
 
-    return due
+class DueTables(dict[str, int]):
+    """By MQTT topic, as bits of ``TableSide``, which tables must have a row of each message. Others may leave some out."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._tables = [
+            [
+                (
+                    Filter.parse(one.filter),
+                    one.format not in ("none", "python") and one.where is None and one.elements is None,
+                )
+                for one in of
+            ]
+            for _, of, _ in _tables(settings)
+        ]
+
+    def __missing__(self, topic: str) -> int:
+        levels, found = topic.split("/"), 0
+        for bit, cases in enumerate(self._tables if topic else ()):
+            found |= next((takes for of, takes in cases if of.match(levels) is not None), False) << bit
+        if len(self) >= _MOST_TOPICS:
+            self.clear()
+        self[topic] = found
+        return found
 
 
 def audit(
@@ -84,7 +105,7 @@ def audit(
         fields = NumberFields(settings.ingest.all_routes)
         letters, explained = command_log.read_letters(client, since_us, fields)
         names = _partitions(settings, admin)
-        reader = LogReader(settings.pulsar, fields, frozenset(explained), since_us, until_us)
+        reader = LogReader(settings.pulsar, fields, frozenset(explained), DueTables(settings), since_us, until_us)
         log = store.read_log(reader, client, names)
         for finding in log.found:
             report.add(finding)

@@ -48,7 +48,7 @@ def rows_of(
 ) -> pa.RecordBatch:
     """Return rows in the form of ``SCHEMA``, those of audited positions, with the columns that are wanted.
 
-    ``label`` names a column whose text goes into ``topic``.
+    ``label`` names a column whose text goes into ``target``.
     """
     part, ledger, entry, index, element = _positions(found, partitions)
     size, columns = found.num_rows, dict(zip(found.schema.names, found.columns, strict=True))
@@ -62,7 +62,8 @@ def rows_of(
         "arrival": lambda: _micros(columns.get("arrival_time"), size, -1),
         "device": lambda: _text(columns.get("device"), size),
         "crc": lambda: _checksums(columns.get("payload"), size),
-        "topic": lambda: _text(columns.get(label), size),
+        "due": lambda: np.zeros(size, np.int64),
+        "target": lambda: _text(columns.get(label), size),
     }
     fields = [SCHEMA.field(name) for name in wanted]
     rows = pa.RecordBatch.from_arrays([pa.array(values[f.name](), f.type) for f in fields], schema=pa.schema(fields))
