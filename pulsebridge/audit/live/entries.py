@@ -6,7 +6,9 @@ client what ingest does not write, or rarely: compressed, encrypted and chunked 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from secrets import randbits
 from struct import Struct, error
 from typing import Any, Final, NamedTuple, cast
@@ -20,12 +22,15 @@ from bridge.pulsar.client import Message, key_of, properties_of
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import fields, number, read_varint, text
+from pulsebridge.audit.live.payloads import PADDING, Payloads, eights_of, hashes
 
 __all__ = ["Columns", "Kind", "Messages", "Unread"]
 
 _MESSAGES: Final = 20_000
 _BYTES: Final = 32 * 1024 * 1024
 _KINDS: Final = 100_000
+_MOST: Final = 1 << 31
+"""No batch has more messages."""
 _LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999. Tables have no later time."""
 _PUBLISHED, _COUNT, _EVENT = 3, 11, 12
@@ -88,14 +93,14 @@ class Columns(NamedTuple):
     """Publish time, µs since the epoch."""
     arrivals: Any
     """Event time in µs, -1 without one."""
-    payloads: list[bytes]
+    payloads: Payloads
     kinds: list[Kind]
     of: Any
     """Index into ``kinds`` of each message."""
 
 
 class _Misplaced(Unread):
-    """Raised when the bytes before a tail are not a head."""
+    """Raised when a guess of the places was wrong."""
 
 
 class Messages:
@@ -113,24 +118,20 @@ class Messages:
     def clear(self) -> None:
         """Remove all messages."""
         self._bodies: list[bytes] = []
-        self._entries: list[tuple[int, int, int, int, int, int]] = []
-        """By body: ledger, entry, publish time in µs, first index, number of messages, tail of a guess."""
-        self._begins: list[Any] = []
-        """By body: where its messages begin."""
-        self._cuts: list[Any] = []
-        """By body: where the tails of its messages begin."""
+        self._entries: list[tuple[int, int, int, int, int]] = []
+        """By body: ledger, entry, publish time in ms, first index, number of messages as it says."""
         self._count = 0
         self._bytes = 0
         if len(self._known) > _KINDS:
             self._known.clear()
 
-    def __len__(self) -> int:
-        return self._count
+    def __bool__(self) -> bool:
+        return bool(self._bodies)
 
     @property
     def full(self) -> bool:
         """Whether they are to be cleared."""
-        return len(self) >= _MESSAGES or self._bytes >= _BYTES
+        return self._count >= _MESSAGES or self._bytes >= _BYTES
 
     def add_message(self, message: Message) -> None:
         """Append a message of Pulsar's client."""
@@ -141,20 +142,14 @@ class Messages:
     def _add_one(self, of: tuple[int, int, int], head: bytes, payload: bytes, event_ms: int, index: int = 0) -> None:
         event = number(5, event_ms) if 0 < event_ms <= _LAST_MS else b""
         metadata = head + number(3, len(payload)) + event
-        body = len(metadata).to_bytes(4, "big") + metadata + payload
-        self._add(of, index, body, [0], [4 + len(head)])
+        self._add(of, len(metadata).to_bytes(4, "big") + metadata + payload, 1, index)
 
-    def _add(self, of: tuple[int, int, int], index: int, body: bytes, begins: Any, cuts: Any, tail: int = 0) -> None:
-        """Append a body. ``of``: ledger, entry and publish time in ms; ``index`` of its first message in the entry.
-
-        With ``tail`` the places are a guess, else they are right.
-        """
+    def _add(self, of: tuple[int, int, int], body: bytes, count: int, index: int = 0) -> None:
+        """Append a body. ``of``: ledger, entry and publish time in ms; ``index`` of its first message in the entry."""
         ledger, entry, published_ms = of
         self._bodies.append(body)
-        self._entries.append((ledger, entry, min(published_ms, _LAST_MS) * 1000, index, len(begins), tail))
-        self._begins.append(np.asarray(begins, np.int64))
-        self._cuts.append(np.asarray(cuts, np.int64))
-        self._count += len(begins)
+        self._entries.append((ledger, entry, min(published_ms, _LAST_MS), index, min(count, _MOST)))
+        self._count += count
         self._bytes += len(body)
 
     def add(self, raw: RawEntry, before_us: int) -> int | None:
@@ -166,102 +161,80 @@ class Messages:
         if at and crc32c(data[at:]) != int.from_bytes(data[2:at], "big"):
             raise Unread("its checksum does not match")
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        metadata, body = list(fields(data[at + 4 : end])), data[end:]
-        numbers = {field: value for field, value in metadata if isinstance(value, int)}
-        if numbers.get(_PUBLISHED, 0) * 1000 >= before_us:
+        metadata = list(fields(data[at + 4 : end]))
+        has = dict(metadata)
+        numbers = (value if isinstance(value := has.get(n, 0), int) else 0 for n in (_PUBLISHED, _COUNT, _EVENT))
+        published, count, event = numbers
+        if published * 1000 >= before_us:
             return None
-        if not _FOREIGN.isdisjoint(field for field, value in metadata if value):
+        if not _FOREIGN.isdisjoint(has) and any(has.get(n) for n in _FOREIGN):
             raise Unread("ingest does not write such entries")
-        of, count = (raw.ledger, raw.entry, numbers.get(_PUBLISHED, 0)), numbers.get(_COUNT, 1)
-        if _COUNT in numbers:
-            # A batch that is cut has no messages for anyone; Pulsar's client would end the process.
-            with suppress(IndexError, ValueError, error):
-                self._add(of, 0, body, *(_guess(body, count) or _places(body, count)))
-        else:
-            head = [text({4: 1, 6: 2}[field], value) for field, value in metadata
-                    if field in (4, 6) and isinstance(value, bytes)]  # fmt: skip
-            self._add_one(of, b"".join(head), body, numbers.get(_EVENT, 0))
-        return min(count, _MESSAGES)
+        of = raw.ledger, raw.entry, published
+        if _COUNT in has:
+            self._add(of, data[end:], count)
+            return min(count, _MESSAGES)
+        head = [text({4: 1, 6: 2}[field], value) for field, value in metadata
+                if field in (4, 6) and isinstance(value, bytes)]  # fmt: skip
+        self._add_one(of, b"".join(head), data[end:], event)
+        return 1
 
     def columns(self) -> Columns:
-        """Return the messages. Raises Unread."""
+        """Return the messages. A batch that ends too early has none. Raises Unread."""
         try:
-            return self._columns()
+            return self._columns(_guess)
         except _Misplaced:
-            bodies = list(zip(self._entries, self._bodies, strict=True))
-            self.clear()
-        for (ledger, entry, us, index, count, _), body in bodies:
-            with suppress(IndexError, ValueError, error):
-                self._add((ledger, entry, us // 1000), index, body, *_places(body, count))
-        return self._columns()
+            return self._columns(_no_guess)
 
-    def _columns(self) -> Columns:
-        ledger, entry, us, first, count, tail = np.array(self._entries, np.int64).reshape(-1, 6).T
-        index = np.arange(len(self)) - np.repeat(np.cumsum(count) - count - first, count)
-        joined = b"".join([*self._bodies, bytes(8)])
-        size = len(joined) - 8
-        sizes = np.fromiter(map(len, self._bodies), np.int64, len(self._bodies))
-        base = np.repeat(np.cumsum(sizes) - sizes, count)
-        begins, cuts = (np.concatenate([base[:0], *some]) + base for some in (self._begins, self._cuts))
-        eights = np.ndarray(size + 1, "<u8", joined, strides=(1,))
-        data = np.frombuffer(joined, np.uint8)
-        ends, nexts = begins + 4 + _sizes_at(data, begins), np.append(begins[1:], size)
-        cuts = self._right_cuts(data, cuts, ends, nexts, np.repeat(tail, count))
-        payloads = list(map(joined.__getitem__, map(slice, ends.tolist(), nexts.tolist())))
-        kinds, of = self._kinds(joined, eights, begins + 4, cuts)
+    def _columns(self, guess: Callable[[bytes, Any, Any], tuple[Any, Any]]) -> Columns:
+        joined = b"".join([*self._bodies, PADDING])
+        data, eights = np.frombuffer(joined, np.uint8), eights_of(joined)
+        ledger, entry, ms, first, count = np.array(self._entries, np.int64).reshape(-1, 5).T
+        stops = np.cumsum(np.fromiter(map(len, self._bodies), np.int64, len(self._bodies)))
+        starts = np.append(0, stops)[:-1]
+        begins, right = guess(joined, starts, count)
+        cuts, rest = np.zeros_like(begins), np.flatnonzero(~right)
+        if len(rest):
+            own = [_places_or_none(self._bodies[n], int(count[n])) for n in rest.tolist()]
+            count[rest] = [len(one) for one, _ in own]
+            of = np.repeat(starts[rest], count[rest])
+            more = [np.fromiter(chain.from_iterable(some), np.int64, len(of)) + of for some in zip(*own, strict=True)]
+            begins, cuts = np.concatenate((begins, more[0])), np.concatenate((cuts, more[1]))
+            order = np.argsort(begins)
+            begins, cuts = begins[order], cuts[order]
+        last = np.cumsum(count) - 1
+        nexts = np.append(begins[1:], 0)
+        nexts[last[count > 0]] = stops[count > 0]
+        ends = begins + 4 + _sizes_at(data, begins)
+        cuts = _right_cuts(eights, cuts, ends, nexts)
+        kinds, of = self._kinds(joined, begins + 4, cuts)
+        index = np.arange(len(begins)) + np.repeat(first + count - 1 - last, count)
+        ledger, entry, us = (np.repeat(one, count) for one in (ledger, entry, ms * 1000))
         arrivals = _arrivals(joined, eights, cuts, ends)
-        ledger, entry, us = (np.repeat(one, count) for one in (ledger, entry, us))
-        return Columns(ledger, entry, index, us, arrivals, payloads, kinds, of)
+        return Columns(ledger, entry, index, us, arrivals, Payloads(joined, ends, nexts), kinds, of)
 
-    @staticmethod
-    def _right_cuts(data: Any, cuts: Any, ends: Any, nexts: Any, tails: Any) -> Any:
-        """Return the places of the tails, those of a guess by its tail. Raises _Misplaced if it is wrong.
-
-        It is right if each message ends where the next begins, and what is before each tail is a head (see ``_kind``).
-        """
-        if not tails.any():
-            return cuts
-        cuts = np.where(tails, ends - tails, cuts)
-        if (ends > nexts).any() or (cuts < 0).any():
-            raise _Misplaced("a message is longer than its place")
-        long = (data[cuts] != 24) & (tails > 0)  # the size of the payload has two bytes
-        cuts = cuts - long
-        low = data[cuts + 1].astype(np.int64)
-        stops = ends + low + np.where(long, data[cuts + 2].astype(np.int64) * 128 - 128, 0)
-        if (((data[cuts] != 24) | ((low > 127) != long) | (stops != nexts)) & (tails > 0)).any():
-            raise _Misplaced("a message ends where the next does not begin")
-        return cuts
-
-    def _kinds(self, joined: bytes, eights: Any, begins: Any, cuts: Any) -> tuple[list[Kind], Any]:
+    def _kinds(self, joined: bytes, begins: Any, cuts: Any) -> tuple[list[Kind], Any]:
         """Return the kinds and which is that of each message, whose head is between these places. Raises _Misplaced."""
         if (cuts < begins).any():
             raise _Misplaced("a tail is longer than the metadata")
-        hashes, first, of = np.unique(_hashes(eights, begins, cuts), return_index=True, return_inverse=True)
-        kinds = list(map(self._known.get, hashes.tolist()))
+        found, first, of = np.unique(hashes(joined, begins, cuts, _FACTOR), return_index=True, return_inverse=True)
+        kinds = list(map(self._known.get, found.tolist()))
         for n in [n for n, kind in enumerate(kinds) if kind is None]:
             head = joined[begins[first[n]] : cuts[first[n]]]
-            kinds[n] = self._known[int(hashes[n])] = _kind(head)
+            kinds[n] = self._known[int(found[n])] = _kind(head)
         return cast("list[Kind]", kinds), of
 
 
 _size_at: Final = Struct(">I").unpack_from
-_MANY: Final = 50
-_LEAST: Final = 16
-"""Bytes of a body, so that a property can begin."""
-_FACTOR: Final = np.uint64(randbits(64) | 1)
+_SIZE: Final = 24
+"""The tag of the size of the payload."""
+_PROPERTY: Final = 10
+"""The tag of a property, and of its name."""
+_NAMES: Final = 10 * _MESSAGES
+"""Places of a name: more of them would need too much memory."""
+_TAILS: Final = (*range(9, 24), *range(2, 9))
+"""Sizes of tails, the usual ones first: with an event time."""
+_FACTOR: Final = randbits(64) | 1
 """Random, so that no device can choose properties of equal hashes."""
-
-
-def _hashes(eights: Any, begins: Any, ends: Any) -> Any:
-    """Return a hash of 64 bits of each piece between these places. ``eights``: the eight bytes from each place on."""
-    sizes = ends - begins
-    found, last = sizes.astype(np.uint64), begins + np.maximum(sizes - 8, 0)
-    for n in range(0, int(sizes.max(initial=0)), 8):
-        found = (found ^ eights[np.minimum(begins + n, last)]) * _FACTOR
-        found ^= found >> np.uint64(32)
-    return found
-
-
 _EVENT_MASK: Final = np.uint64(0x80_80_80_80_80_80_FF)
 _EVENT_BITS: Final = np.uint64(0x00_80_80_80_80_80_28)
 """The tag of the event time, and a number of six bytes."""
@@ -291,31 +264,64 @@ def _event_ms(tail: bytes) -> int:
     return numbers.get(5, 0) if numbers.get(5, 0) <= _LAST_MS else 0
 
 
-def _guess(body: bytes, count: int) -> tuple[Any, Any, int] | None:
-    """Guess where each message begins, by the name of its first property. Returns that, zeros, and the length of a tail
-    whose payload is short.
+def _guess(joined: bytes, starts: Any, count: Any) -> tuple[Any, Any]:
+    """Guess where each message begins, by the name of the first one's first property. ``starts`` and ``count`` are those
+    of the bodies in ``joined``.
 
-    None for few messages, and if they have not that name in common.
+    Returns the places in the bodies that have that name as often as messages, and which bodies these are.
     """
-    if count < _MANY or len(body) < _LEAST or body[4] != 10:
-        return None
-    at = 6 + (body[5] > 127)  # the size of a property has one byte or two
-    name = body[at : at + 2 + body[at + 1]]
-    pieces = body.split(name)
-    if len(pieces) != count + 1 or len(pieces[0]) != at:
-        return None
-    names = np.cumsum(np.fromiter(map(len, pieces[:-1]), np.int64, count) + len(name)) - len(name)
-    begins = names - np.where(np.frombuffer(body, np.uint8)[names - 2] == 10, 6, 7)
-    end = 4 + int.from_bytes(body[:4], "big")
-    with suppress(IndexError, ValueError, Unread):
-        cut = _head_end(body, 4, end)
-        return None if begins[0] else (begins, np.zeros_like(begins), end - cut - (body[cut + 1] > 127))
-    return None
+    at = 6 + (joined[5] > 127)  # the size of a property has one byte or two
+    name = joined[at : at + 2 + joined[at + 1]] if joined[4] == _PROPERTY else b""
+    if not name or joined.count(name) > _NAMES:
+        return _no_guess(joined, starts, count)
+    pieces = joined.split(name)[:-1]
+    names = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)) + len(name)) - len(name)
+    begins = names - np.where(np.frombuffer(joined, np.uint8)[names - 2] == _PROPERTY, 6, 7)
+    begins = begins[begins >= 0]
+    of = np.searchsorted(starts, begins, "right") - 1
+    found = np.bincount(of, minlength=len(starts))
+    right = (found == count) & (count > 0)
+    right[right] = begins[(np.cumsum(found) - found)[right]] == starts[right]
+    return begins[right[of]], right
+
+
+def _no_guess(_joined: bytes, starts: Any, _count: Any) -> tuple[Any, Any]:
+    return np.empty(0, np.int64), np.zeros(len(starts), bool)
+
+
+def _right_cuts(eights: Any, cuts: Any, ends: Any, nexts: Any) -> Any:
+    """Return the places of the tails, and those that are not known, 0, by the payload's size. Raises _Misplaced if the
+    guess of the messages was wrong.
+
+    It is right if each message ends where the next begins, and what is before each tail is a head (see ``_kind``).
+    """
+    rest = np.flatnonzero(cuts == 0)
+    sizes = nexts[rest] - ends[rest]
+    if (sizes < 0).any():
+        raise _Misplaced("a message is longer than its place")
+    short = sizes < 128  # else the number has two bytes, or is not found
+    wanted = (np.where(short, sizes << 8, (sizes & 127 | 128) << 8 | sizes >> 7 << 16) | _SIZE).astype(np.uint64)
+    mask = np.where(short, np.uint64(0xFFFF), np.uint64(0xFF_FFFF))
+    for tail in _TAILS:
+        at = np.maximum(ends[rest] - tail, 0)
+        right = eights[at] & mask == wanted
+        cuts[rest[right]] = at[right]
+        rest, wanted, mask = (one[~right] for one in (rest, wanted, mask))
+        if not len(rest):
+            return cuts
+    raise _Misplaced("a message ends where the next does not begin")
 
 
 def _sizes_at(data: Any, at: Any) -> Any:
     """Return the numbers of four bytes at these places."""
     return np.ndarray(len(data) - 3, ">u4", data, strides=(1,))[at].astype(np.int64)
+
+
+def _places_or_none(body: bytes, count: int) -> tuple[list[int], list[int]]:
+    """Return as ``_places``; none of a body that is cut. (Pulsar's client ends the process there.)"""
+    with suppress(IndexError, ValueError, error):
+        return _places(body, count)
+    return [], []
 
 
 def _places(body: bytes, count: int) -> tuple[list[int], list[int]]:

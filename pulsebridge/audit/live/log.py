@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from bridge.contract import P_USER, Position
 from bridge.contract.commands import CommandPosition
@@ -33,7 +31,8 @@ from bridge.routing.message_fields import MessageField, MissingField, read_field
 from bridge.routing.templates import Filter, Template
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.buckets import SCHEMA
-from pulsebridge.audit.live.entries import Columns, Messages, Unread
+from pulsebridge.audit.live.entries import Columns, Kind, Messages, Unread
+from pulsebridge.audit.live.payloads import Payloads
 from pulsebridge.audit.live.sequence import NO_NUMBER, Sequences
 
 if TYPE_CHECKING:
@@ -70,26 +69,19 @@ def has_value(payload: bytes) -> bool:
     return False
 
 
-def _all_flat(payloads: Sequence[bytes], name: str) -> bool:
-    """Whether each payload, of which each has the name, has it once, one brace that opens, as its first byte, and no escape."""
-    joined, count = b"\0" + b"\0".join(payloads), len(payloads)
-    wanted = ((b"\0", count), (b"\0{", count), (b"{", count), (name.encode(), count), (b"\\", 0))
-    return all(joined.count(some) == times for some, times in wanted)
-
-
 class NumberFields:
     """The fields with the device's own number, by route."""
 
     def __init__(self, routes: Sequence[TopicRule]) -> None:
         self._fields: dict[str, MessageField] = {}
-        self._flat: dict[str, tuple[str, str]] = {}
+        self._flat: dict[str, bytes] = {}
+        """Name of the field, as JSON, of a route whose field is at the top."""
         for route in routes:
             if route.sequence is not None:
                 (field,) = Template.parse(route.sequence, Filter.parse(route.filter)).fields
                 self._fields[route.name] = field
                 if len(field.steps) == 1 and isinstance(field.steps[0], str):
-                    name = json.dumps(field.steps[0], ensure_ascii=False)
-                    self._flat[route.name] = name, re.escape(name) + r"\s*:\s*(?P<n>\d{1,18})\s*[,}]"
+                    self._flat[route.name] = json.dumps(field.steps[0], ensure_ascii=False).encode()
 
     def __contains__(self, rule: str) -> bool:
         return rule in self._fields
@@ -105,21 +97,16 @@ class NumberFields:
         except (MissingField, ValueError, TypeError, ContractError):
             return None
 
-    def numbers(self, rule: str, payloads: Sequence[bytes], properties: Any) -> Any:
-        """Return the number of each message of a route, NO_NUMBER without one. ``properties``: an array with those of each."""
-        found = np.full(len(payloads), NO_NUMBER)
+    def numbers(self, rule: str, payloads: Payloads, at: Any, kinds: Sequence[Kind], of: Any) -> Any:
+        """Return the number of each message of a route, NO_NUMBER without one.
+
+        ``at``: where they are in ``payloads``. ``of``: the index in ``kinds`` of each.
+        """
+        found = np.full(len(at), NO_NUMBER)
         if rule in self._flat:
-            # An object without objects and escapes that has the name once is searched: a tenth of the cost of parsing.
-            name, pattern = self._flat[rule]
-            column = pa.array(payloads, pa.binary())
-            text = pc.struct_field(pc.extract_regex(column, pattern), "n").cast(pa.string())
-            if text.null_count or not _all_flat(payloads, name):
-                counts = ((name, 1), ("{", 1), ("\\", 0))
-                once, one, plain = (pc.equal(pc.count_substring(column, some), count) for some, count in counts)
-                text = pc.if_else(pc.and_(pc.and_(once, one), plain), text, None)
-            found = pc.fill_null(text.cast(pa.int64()), NO_NUMBER).to_numpy(zero_copy_only=False).copy()
+            found = payloads.numbers(self._flat[rule])[at]
         for n in np.flatnonzero(found == NO_NUMBER).tolist():
-            number = self.number(rule, payloads[n], properties[n])
+            number = self.number(rule, payloads.all[at[n]], kinds[of[n]].properties)
             found[n] = NO_NUMBER if number is None or abs(number) > _MOST else number
         return found
 
@@ -181,7 +168,7 @@ class LogReader:
                 messages.add_message(message)
             if messages.full:
                 yield self._rows(number, messages, numbers)
-        if len(messages):
+        if messages:
             yield self._rows(number, messages, numbers)
 
     def _entries(self, partition: str, messages: Messages) -> Iterator[Position]:
@@ -206,7 +193,7 @@ class LogReader:
                 reader.took(count, _PERMITS)
                 if messages.full:
                     yield at
-            if len(messages):
+            if messages:
                 yield at
 
     def _rows(self, part: int, messages: Messages, numbers: Sequences) -> pa.RecordBatch:
@@ -214,12 +201,11 @@ class LogReader:
         found = messages.columns()
         messages.clear()
         payloads, size = found.payloads, len(found.payloads)
-        crc = np.fromiter(map(zlib.crc32, payloads), np.int64, size)
+        crc = payloads.checksums()
         devices = pa.array([kind.device for kind in found.kinds], pa.string()).take(pa.array(found.of))
         due = np.array([self.due[kind.topic] for kind in found.kinds], np.int64)[found.of]
-        joined = b"\0".join(payloads)
-        if any(none in joined for none in (b"null", b"{}", b"[]")) or min(map(len, payloads), default=0) < 3:
-            due[~np.array([has_value(payload) for payload in payloads], bool)] = 0
+        if payloads.shortest() < 3 or payloads.some_has(b"null", b"{}", b"[]"):
+            due[~np.array(list(map(has_value, payloads.all)), bool)] = 0
         self._number(found, crc, numbers)
         at = np.full(size, part), found.ledger, found.entry, found.index, np.zeros(size, np.int64)
         columns = *at, found.us, found.arrivals, devices, crc, due, pa.repeat("", size)
@@ -229,13 +215,11 @@ class LogReader:
 
     def _number(self, found: Columns, crc: Any, numbers: Sequences) -> None:
         names = [(kind.rule, kind.key) for kind in found.kinds]
-        properties = np.array([kind.properties for kind in found.kinds], object)
         for rule in {rule for rule, _ in names if rule in self.fields}:
             at = np.flatnonzero(np.array([one == rule for one, _ in names])[found.of])
-            payloads, of = found.payloads, found.of[at]
-            if len(at) < len(payloads):
-                payloads = [payloads[n] for n in at.tolist()]
-            numbers.take_all(names, of, self.fields.numbers(rule, payloads, properties[of]), found.us[at], crc[at])
+            of = found.of[at]
+            own = self.fields.numbers(rule, found.payloads, at, found.kinds, of)
+            numbers.take_all(names, of, own, found.us[at], crc[at])
 
 
 def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from bridge.contract import base_topic, partition_name
 from pulsebridge.audit.live.buckets import SCHEMA
+from pulsebridge.audit.live.payloads import PADDING, Payloads
 
 __all__ = ["Partitions", "Ranges", "rows_of"]
 
@@ -119,6 +119,8 @@ def _text(column: Any, size: int) -> Any:
 def _checksums(column: Any, size: int) -> Any:
     if column is None:
         return pa.array(np.full(size, -1, np.int64))
-    payloads = _filled(column.cast(pa.large_binary()), b"").to_pylist()
-    found = np.fromiter(map(zlib.crc32, payloads), np.int64, size)
+    payloads = _filled(column.cast(pa.large_binary()), b"")
+    _, offsets, data = payloads.buffers()
+    ends = np.frombuffer(offsets, np.int64)[payloads.offset :][: size + 1]
+    found = Payloads(bytes(data or b"") + PADDING, ends[:-1], ends[1:]).checksums()
     return pc.if_else(column.is_valid(), pa.array(found), -1)

@@ -124,8 +124,8 @@ def _check_audit(entry: bytes) -> list[bytes] | None:
     except Unread:
         return None
     assert count is not None
-    assert all(len(column) == len(messages) for name, column in found._asdict().items() if name != "kinds")
-    return found.payloads
+    assert all(len(column) == len(found.us) for name, column in found._asdict().items() if name != "kinds")
+    return found.payloads.all
 
 
 def _check(case: Case) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from bridge.settings.pulsar import PulsarSettings
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.log import LogReader, NumberFields, window
 from pulsebridge.audit.live.sequence import Sequences
+from tests.support.payloads import checksum
 from tests.support.pulsar_topics import KINDS, TestTopic, topic_of
 from tests.support.raw_pulsar import store_raw
 
@@ -65,7 +65,7 @@ def theirs(
             has = m.data().strip() not in (b"", b"null", b"{}")
             found.append(
                 (3, at.ledger_id(), at.entry_id(), max(0, at.batch_index()), 0, m.publish_timestamp() * 1000,
-                 m.event_timestamp() * 1000 or -1, properties.get(P_DEVICE, ""), zlib.crc32(m.data()),
+                 m.event_timestamp() * 1000 or -1, properties.get(P_DEVICE, ""), checksum(m.data()),
                  len(properties.get(P_TOPIC, "")) if has else 0, "")
             )  # fmt: skip
     return found

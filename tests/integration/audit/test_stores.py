@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from pulsebridge.audit.live.on_disk import OnDisk, Store
 from pulsebridge.audit.live.on_spark import OnSpark
 from pulsebridge.audit.live.sequence import Sequences
 from pulsebridge.audit.live.tables import Partitions
+from tests.support.payloads import checksum
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,7 +64,7 @@ class Reader(LogReader):
         found: list[tuple[Any, ...]] = []
         for n, (ledger, entry) in enumerate(of_partition(number)):
             # The first message is a copy of the last one.
-            crc = zlib.crc32(payload(ledger, entry) if n else payload(*of_partition(number)[-1]))
+            crc = checksum(payload(ledger, entry) if n else payload(*of_partition(number)[-1]))
             found.append((number, ledger, entry, 0, 0, 100 + n, -1, f"d{number}", crc, 1, ""))
         own = np.array([n + (number == 1 and n >= 5) for n in range(len(found))])
         numbers.take_all([("route", f"d{number}")], np.zeros(len(own), np.int64), own, own, own)

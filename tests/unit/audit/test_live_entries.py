@@ -49,6 +49,11 @@ def entry_of_client(messages: list[Written], *more: bytes) -> RawEntry:
     return RawEntry(5, 6, b"\x0e\x01" + crc32c(data).to_bytes(4, "big") + data)
 
 
+def batch_of(body: bytes, count: int = 1) -> RawEntry:
+    metadata = number(3, 1_700_000_000_000) + number(11, count)
+    return RawEntry(5, 6, len(metadata).to_bytes(4, "big") + metadata + body)
+
+
 def single_entry(payload: bytes, at: int) -> RawEntry:
     """Pulsar's client without batches: the entry's metadata are those of the message."""
     metadata = text(1, b"p") + number(3, 1_700_000_000_000) + (number(12, at) if at else b"")
@@ -63,7 +68,7 @@ def test_the_messages_of_an_entry_are_those_that_were_written(messages: list[Wri
         assert read.add(entry(messages), FOREVER) == len(messages)
     twice = messages * 2
     found = read.columns()
-    assert found.payloads == [payload for _, payload, _ in twice]
+    assert found.payloads.all == [payload for _, payload, _ in twice]
     kinds = [found.kinds[n] for n in found.of]
     assert [(k.device, k.key, k.topic, k.rule) for k in kinds] == [
         (f"d{d}", f"d{d}", "t" * d, "r") for d, _, _ in twice
@@ -108,14 +113,37 @@ def test_a_damaged_entry_is_left_to_the_client_and_a_cut_batch_has_no_messages()
         Messages().add(whole._replace(data=whole.data[:-1]), FOREVER)
     read = Messages()
     assert read.add(whole._replace(data=whole.data[6:-1]), FOREVER) == 2  # without checksum
-    assert len(read) == 0
     assert {len(column) for column in read.columns()} == {0}
+
+
+def test_entries_whose_messages_cannot_be_guessed_are_read_alone_among_the_others() -> None:
+    name = text(1, P_INGEST.encode())
+    others = [(1, b"a", 5), (2, b"b" * 200, 6)]
+    none = number(3, 1)
+    entries = {
+        "first": (entry_of_client(others), [b"a", b"b" * 200]),
+        "cut": (entry_of_ingest([(1, b"cut", 5)] * 3), []),
+        "name in a payload": (entry_of_ingest([(3, name, 5), (4, b"c", 6)]), [name, b"c"]),
+        "long payload": (entry_of_ingest([(3, b"d" * 20_000, 5)]), [b"d" * 20_000]),
+        "no properties": (batch_of(len(none).to_bytes(4, "big") + none + b"e"), [b"e"]),
+        "alone": (single_entry(b"f", 7), [b"f"]),
+        "last": (entry_of_ingest(others), [b"a", b"b" * 200]),
+    }
+    cut = entries["cut"][0]
+    entries["cut"] = cut._replace(data=cut.data[6:-1]), []
+    for names in (list(entries), ["no properties", "first", "cut"], ["cut"], ["first", "cut", "last"]):
+        read = Messages()
+        for name_ in names:
+            read.add(entries[name_][0], FOREVER)
+        found = read.columns()
+        assert found.payloads.all == [payload for name_ in names for payload in entries[name_][1]], names
+        assert {len(column) for column in (found.us, found.index, found.of, found.arrivals)} == {len(found.payloads)}
 
 
 def test_an_entry_behind_the_window_adds_nothing() -> None:
     read = Messages()
     assert read.add(entry_of_client([(1, b"abc", 5)]), 1_700_000_000_000_000) is None
-    assert len(read) == 0
+    assert not read
 
 
 def test_a_batch_whose_last_size_lies_has_no_messages_also_if_its_places_were_guessed() -> None:
@@ -126,5 +154,5 @@ def test_a_batch_whose_last_size_lies_has_no_messages_also_if_its_places_were_gu
     read = Messages()
     assert read.add(entry._replace(data=body[:cut] + number(3, 100) + body[cut + 2 :]), FOREVER) == 60
     assert {len(column) for column in read.columns()} == {0}
-    reader = LogReader(PulsarSettings(), NumberFields([]), frozenset(), 0, FOREVER)
+    reader = LogReader(PulsarSettings(), NumberFields([]), frozenset(), {}, 0, FOREVER)
     assert reader._rows(0, read, Sequences()).num_rows == 0

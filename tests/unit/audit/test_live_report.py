@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from bridge.settings import Settings
 from bridge.settings.rules import TopicRule
@@ -18,7 +14,6 @@ from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
 from pulsebridge.audit.live.log import NumberFields, has_value
 from pulsebridge.audit.live.metrics import write_metrics
 from pulsebridge.audit.live.run import DueTables, table_sides
-from pulsebridge.audit.live.sequence import NO_NUMBER
 
 
 @pytest.mark.parametrize(
@@ -106,32 +101,3 @@ def test_a_payload_without_a_value_needs_no_row(payload: bytes) -> None:
 )
 def test_a_payload_with_a_value_or_a_fault_needs_one(payload: bytes) -> None:
     assert has_value(payload)
-
-
-TEXT = st.text('n"\\{}:,1 ä', max_size=4)
-VALUES = st.recursive(
-    st.none() | st.integers(-5, 10**20) | st.floats(allow_nan=False) | TEXT | st.booleans(),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT | st.just("n"), inner, max_size=2),
-    max_leaves=4,
-)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.dictionaries(TEXT | st.just("n"), VALUES, max_size=3), st.sampled_from([(",", ":"), (", ", " : ")]))
-@example({'"n': 0}, (",", ":"))  # the name after an escaped quote
-def test_the_number_is_that_of_the_parsed_payload(body: dict[str, Any], separators: tuple[str, str]) -> None:
-    fields = NumberFields([TopicRule(name="r", filter="a/+device", sequence="{json:$.n}")])
-    number = body.get("n")
-    try:
-        wanted = None if isinstance(number, bool | None) else int(str(number))
-    except ValueError:
-        wanted = None
-    payload = json.dumps(body, separators=separators).encode()
-    assert fields.number("r", payload, {}) == wanted
-    others = [b"", b'{"n":7}', b'{"v":1,"n" : 12 }', b'"n":', b'{"n":1,"n":2}', b'{"n":1.5}', b'{"n":', b'{"n":\0001}']
-    numbers = [None if n == NO_NUMBER else n for n in fields.numbers("r", [*others, payload, *others], [{}] * 17)]
-    large = wanted is not None and abs(wanted) > 1 << 62
-    some = [None, 7, 12, None, 2, None, None, None]
-    assert numbers == [*some, None if large else wanted, *some]
-    alone = fields.numbers("r", [b'{"n":7}', payload], [{}] * 2).tolist()
-    assert alone == [7, NO_NUMBER if wanted is None or large else wanted]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import zlib
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from deltalake import write_deltalake
 from pulsebridge.audit.live.buckets import COUNT, Buckets
 from pulsebridge.audit.live.on_disk import OnDisk
 from pulsebridge.audit.live.tables import Partitions, Ranges, rows_of
+from tests.support.payloads import checksum
 
 TOPIC = "persistent://public/p/fleet"
 AT = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -40,8 +40,8 @@ def test_rows_of_bronze_have_position_times_and_checksum(tmp_path: Path) -> None
     assert batches is not None
     found = [tuple(r.values()) for b in batches for r in rows_of(b, PARTS).to_pylist()]
     assert sorted(found) == [
-        (1, 5, 6, 2, 0, US, US, "d", zlib.crc32(b"abc"), ""),
-        (1, 5, 7, 0, 0, US, -1, "", -1, ""),
+        (1, 5, 6, 2, 0, US, US, "d", checksum(b"abc"), 0, ""),
+        (1, 5, 7, 0, 0, US, -1, "", -1, 0, ""),
     ]
     read = Partitions(NAMES, {1: ((5, 7), (5, 7))})
     batches = store.batches("bronze", rows.column_names, "ledger_id BETWEEN 5 AND 5")
@@ -88,7 +88,7 @@ def test_the_checksums_of_a_part_of_a_batch_are_those_of_its_rows() -> None:
     rows = pa.record_batch(
         {"_position": typed(*[(TOPIC, 0, 1, n, 0, 0) for n in range(5)]).column(0), "payload": payloads}
     )
-    wanted = [-1 if one is None else zlib.crc32(one) for one in payloads]
+    wanted = [-1 if one is None else checksum(one) for one in payloads]
     assert rows_of(rows.slice(1, 3), PARTS).column("crc").to_pylist() == wanted[1:4]
 
 
