@@ -120,12 +120,16 @@ def init(
     write_project(folder, files, replace=force)
     for name in files:
         typer.echo(f"wrote {folder / name}")
+    typer.echo(_next_steps(folder, answers.table, local="\nlocal:\n" in files[SETTINGS]))
+
+
+def _next_steps(folder: Path, table: str, *, local: bool) -> str:
     where = "" if folder == Path() else f"cd {folder}\n  "
-    local = "pulsebridge up\n  " if "\nlocal:\n" in files[SETTINGS] else ""
-    typer.echo(
-        f"\nNext:\n  {where}{local}pulsebridge check\n  pulsebridge ingest        # in a terminal of its own\n"
-        f"  pulsebridge stream --available-now\n\nThen read the table {answers.table}: "
-        f'python -c "import pulsebridge as pb; pb.connect().table({answers.table!r}).show()"'
+    up = "pulsebridge up\n  " if local else ""
+    return (
+        f"\nNext:\n  {where}{up}pulsebridge check\n  pulsebridge ingest        # in a terminal of its own\n"
+        f"  pulsebridge stream --available-now\n\nThen read the table {table}: "
+        f'python -c "import pulsebridge as pb; pb.connect().table({table!r}).show()"'
     )
 
 
