@@ -31,7 +31,7 @@ SCHEMA: Final = pa.schema(
         ("arrival", pa.int64()),  # time at ingest, µs since the epoch, -1 if unknown
         ("device", pa.string()),  # empty if unknown
         ("crc", pa.int64()),  # of the payload, -1 if unknown
-        ("due", pa.int64()),  # by bit, which tables must have a row (Pulsar), else 0
+        ("due", pa.binary()),  # by bit, which tables must have a row (Pulsar), else empty
         ("target", pa.string()),  # table of a row in quarantine, else empty
     ]
 )

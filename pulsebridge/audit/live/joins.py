@@ -56,7 +56,7 @@ class TableSide:
 
     name: str
     bit: int
-    """Its number in the column ``due``: set for a message that must have a row, in the table or in quarantine."""
+    """Its number among the bits of the column ``due``, the lowest byte first: set for a message that must have a row, in the table or in quarantine."""
     keyed: bool = False
     """Whether the table leaves out messages with the keys of another. Then one of the same content explains a missing row."""
 
@@ -103,6 +103,16 @@ class _Rows:
         """Return the devices of these rows."""
         found = self.table.column("device")
         return found if np.array_equal(at, np.arange(len(self.keys))) else found.take(pa.array(at))
+
+    def due(self, bit: int) -> Any:
+        """Return whether each message must have a row in the table with this bit."""
+        sets, of = self._due
+        return np.array([int.from_bytes(one, "little") >> bit & 1 for one in sets], bool)[of]
+
+    @cached_property
+    def _due(self) -> tuple[list[bytes], Any]:
+        found = self.table.column("due").combine_chunks().dictionary_encode()
+        return found.dictionary.to_pylist(), found.indices.to_numpy()
 
     @cached_property
     def positions(self) -> Any:
@@ -243,9 +253,8 @@ def _compare_table(
     in_log, in_rows, in_bad = joined.rows
     found = _Found(Hop.table(table.name), joined, log, rows, span)
     us = log.column("us")
-    wanted = log.column("due") >> table.bit & 1 == 1
     due = np.zeros(joined.count, bool)
-    due[joined.ids[0]] = wanted & (us >= span.since_us) & (us < span.until_us)
+    due[joined.ids[0]] = log.due(table.bit) & (us >= span.since_us) & (us < span.until_us)
     lacking = due & (in_rows < 0) & (in_bad < 0)
     if table.keyed:
         for n, finding in zip(np.flatnonzero(lacking).tolist(), found.each(Kind.MISSING, lacking), strict=True):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from bridge.contract import P_USER, Position
 from bridge.contract.commands import CommandPosition
@@ -145,7 +146,7 @@ class LogReader:
     fields: NumberFields
     explained: frozenset[tuple[str, str, int]]
     """Route, device and number of dead letters."""
-    due: Mapping[str, int]
+    due: Mapping[str, bytes]
     """By MQTT topic: by bit, which tables must have a row of each message."""
     since_us: int
     until_us: int
@@ -203,9 +204,9 @@ class LogReader:
         payloads, size = found.payloads, len(found.payloads)
         crc = payloads.checksums()
         devices = pa.array([kind.device for kind in found.kinds], pa.string()).take(pa.array(found.of))
-        due = np.array([self.due[kind.topic] for kind in found.kinds], np.int64)[found.of]
+        due = pa.array([self.due[kind.topic] for kind in found.kinds], pa.binary()).take(pa.array(found.of))
         if payloads.shortest() < 3 or payloads.some_has(b"null", b"{}", b"[]"):
-            due[~np.array(list(map(has_value, payloads.all)), bool)] = 0
+            due = pc.if_else(pa.array(list(map(has_value, payloads.all)), pa.bool_()), due, b"")
         self._number(found, crc, numbers)
         at = np.full(size, part), found.ledger, found.entry, found.index, np.zeros(size, np.int64)
         columns = *at, found.us, found.arrivals, devices, crc, due, pa.repeat("", size)

@@ -30,7 +30,7 @@ __all__ = ["OnSpark"]
 _BUCKETS: Final = 4096
 _ROWS: Final = (
     "part int, ledger bigint, entry bigint, index int, element bigint, us bigint, arrival bigint, device string, "
-    "crc bigint, due bigint, target string, bucket int"
+    "crc bigint, due binary, target string, bucket int"
 )
 """``SCHEMA`` and the bucket, -1 for a row with what ``Sequences`` found, as JSON in ``target``."""
 _DIFFERENCES: Final = pa.schema(
@@ -64,7 +64,7 @@ class OnSpark:
                         for rows in reader.rows(own, name, number, numbers):
                             yield _with_bucket(rows)
                         text = json.dumps([numbers.copies, *map(astuple, numbers.end())])
-                        yield _with_bucket(batch([(number, 0, 0, 0, 0, 0, 0, "", 0, 0, text)]), -1)
+                        yield _with_bucket(batch([(number, 0, 0, 0, 0, 0, 0, "", 0, b"", text)]), -1)
 
         count = max(1, len(partitions))
         names = self._spark.createDataFrame(list(enumerate(partitions)), "number int, name string").repartition(count)

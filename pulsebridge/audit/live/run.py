@@ -66,8 +66,8 @@ def _tables(settings: Settings) -> list[tuple[str, Sequence[Decoding], Sequence[
     return tables
 
 
-class DueTables(dict[str, int]):
-    """By MQTT topic, as bits of ``TableSide``, which tables must have a row of each message. Others may leave some out."""
+class DueTables(dict[str, bytes]):
+    """By MQTT topic, as bits of ``TableSide``, the lowest byte first, which tables must have a row of each message. Others may leave some out."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -82,14 +82,14 @@ class DueTables(dict[str, int]):
             for _, of, _ in _tables(settings)
         ]
 
-    def __missing__(self, topic: str) -> int:
+    def __missing__(self, topic: str) -> bytes:
         levels, found = topic.split("/"), 0
         for bit, cases in enumerate(self._tables if topic else ()):
             found |= next((takes for of, takes in cases if of.match(levels) is not None), False) << bit
         if len(self) >= _MOST_TOPICS:
             self.clear()
-        self[topic] = found
-        return found
+        due = self[topic] = found.to_bytes(-(-found.bit_length() // 8), "little")
+        return due
 
 
 def audit(

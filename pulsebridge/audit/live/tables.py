@@ -62,7 +62,7 @@ def rows_of(
         "arrival": lambda: _micros(columns.get("arrival_time"), size, -1),
         "device": lambda: _text(columns.get("device"), size),
         "crc": lambda: _checksums(columns.get("payload"), size),
-        "due": lambda: np.zeros(size, np.int64),
+        "due": lambda: pa.repeat(pa.scalar(b"", pa.binary()), size),
         "target": lambda: _text(columns.get(label), size),
     }
     fields = [SCHEMA.field(name) for name in wanted]

@@ -26,11 +26,11 @@ pytestmark = pytest.mark.stack
 FIELDS = NumberFields([TopicRule(name="r", filter="a/+device", sequence="{json:$.n}")])
 
 
-class Lengths(dict[str, int]):
-    """The length of a topic as what is due of its messages."""
+class Topics(dict[str, bytes]):
+    """The topic as what is due of its messages."""
 
-    def __missing__(self, topic: str) -> int:
-        return len(topic)
+    def __missing__(self, topic: str) -> bytes:
+        return topic.encode()
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def topic(namespaces: PulsarSettings) -> Iterator[TestTopic]:
 
 
 def reader_of(settings: PulsarSettings, since_us: int = 0, until_us: int = 1 << 62) -> LogReader:
-    return LogReader(settings, FIELDS, frozenset(), Lengths(), since_us, until_us)
+    return LogReader(settings, FIELDS, frozenset(), Topics(), since_us, until_us)
 
 
 def ours(settings: PulsarSettings, partition: str, **span: int) -> tuple[list[tuple[Any, ...]], Sequences, bool]:
@@ -66,7 +66,7 @@ def theirs(
             found.append(
                 (3, at.ledger_id(), at.entry_id(), max(0, at.batch_index()), 0, m.publish_timestamp() * 1000,
                  m.event_timestamp() * 1000 or -1, properties.get(P_DEVICE, ""), checksum(m.data()),
-                 len(properties.get(P_TOPIC, "")) if has else 0, "")
+                 properties.get(P_TOPIC, "").encode() if has else b"", "")
             )  # fmt: skip
     return found
 

@@ -65,7 +65,7 @@ class Reader(LogReader):
         for n, (ledger, entry) in enumerate(of_partition(number)):
             # The first message is a copy of the last one.
             crc = checksum(payload(ledger, entry) if n else payload(*of_partition(number)[-1]))
-            found.append((number, ledger, entry, 0, 0, 100 + n, -1, f"d{number}", crc, 1, ""))
+            found.append((number, ledger, entry, 0, 0, 100 + n, -1, f"d{number}", crc, b"\1", ""))
         own = np.array([n + (number == 1 and n >= 5) for n in range(len(found))])
         numbers.take_all([("route", f"d{number}")], np.zeros(len(own), np.int64), own, own, own)
         yield batch(found)

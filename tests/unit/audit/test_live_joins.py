@@ -15,7 +15,9 @@ SPAN = Span(0, 10_000, {0: "persistent://public/p/fleet-partition-0"})
 TABLE = TableSide("climate", 1)
 
 
-def row(n: int, device: str = "d", *, crc: int = 7, us: int = -1, arrival: int = -1, due: int = 2, **more: int) -> Any:
+def row(
+    n: int, device: str = "d", *, crc: int = 7, us: int = -1, arrival: int = -1, due: bytes = b"\2", **more: int
+) -> Any:
     return (
         0,
         1,
@@ -87,7 +89,13 @@ def test_each_difference_of_a_table_is_named_with_its_position() -> None:
     assert typed(SENT, [*SENT, row(8, "e", element=1)]) == [(Kind.ALTERED, "8")]
     exchanged = [row(7, arrival=8), row(8, arrival=7)]
     assert typed(SENT, [*SENT[:-2], *exchanged]) == [(Kind.REORDERED, "7"), (Kind.REORDERED, "8")]
-    assert typed([*SENT, row(9, due=5)], SENT) == []
+    assert typed([*SENT, row(9, due=b"\5"), row(10, due=b"")], SENT) == []
+
+
+def test_a_table_may_be_one_of_many() -> None:
+    side = TableSide("climate", 69)
+    log = [row(1, due=(1 << 69).to_bytes(9, "little")), row(2, due=b"\xff" * 8), row(3, due=b"\xff" * 9)]
+    assert typed(log, [], side=side) == [(Kind.MISSING, "1"), (Kind.MISSING, "3")]
 
 
 def test_a_message_without_a_row_of_a_keyed_table_is_returned_with_its_content() -> None:

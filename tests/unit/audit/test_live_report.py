@@ -11,6 +11,7 @@ import pytest
 from bridge.settings import Settings
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.findings import Finding, Hop, Kind, Report, when
+from pulsebridge.audit.live.joins import TableSide
 from pulsebridge.audit.live.log import NumberFields, has_value
 from pulsebridge.audit.live.metrics import write_metrics
 from pulsebridge.audit.live.run import DueTables, table_sides
@@ -82,13 +83,27 @@ def test_messages_that_may_give_no_row_are_not_due() -> None:
     sides = {side.name: side for side in table_sides(read)}
     assert sides.keys() == {"all", "some", "readings"}
     due = DueTables(read)
-    assert {name for name, side in sides.items() if due["a/b"] >> side.bit & 1} == {"all", "readings"}
-    assert {name for name, side in sides.items() if due["b"] >> side.bit & 1} == {"readings"}
-    assert due[""] == 0
+
+    def due_of(topic: str, side: TableSide) -> int:
+        return int.from_bytes(due[topic], "little") >> side.bit & 1
+
+    assert {name for name, side in sides.items() if due_of("a/b", side)} == {"all", "readings"}
+    assert {name for name, side in sides.items() if due_of("b", side)} == {"readings"}
+    assert due[""] == b""
     assert not any(side.keyed for side in sides.values())
     routes = [{"name": "r", "filter": "a/#", "reading_id": "{json:$.id}"}]
     read = Settings.model_validate({"streaming": {"tables": tables}, "ingest": {"routes": routes}})
     assert {side.name for side in table_sides(read) if side.keyed} == {"all", "readings"}
+
+
+def test_any_number_of_tables_may_be_due() -> None:
+    tables = [{"name": f"t{n}", "decoding": {"filter": f"a/{n % 2}", "fields": "n bigint"}} for n in range(70)]
+    read = Settings.model_validate({"streaming": {"tables": tables}})
+    due = int.from_bytes(DueTables(read)["a/1"], "little")
+    assert {side.name for side in table_sides(read) if due >> side.bit & 1} == {
+        "readings",
+        *(f"t{n}" for n in range(1, 70, 2)),
+    }
 
 
 @pytest.mark.parametrize("payload", [b"", b" ", b"{}", b"[]", b"null", b'{"a": null, "b": [{}]}'])

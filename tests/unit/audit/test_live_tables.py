@@ -40,8 +40,8 @@ def test_rows_of_bronze_have_position_times_and_checksum(tmp_path: Path) -> None
     assert batches is not None
     found = [tuple(r.values()) for b in batches for r in rows_of(b, PARTS).to_pylist()]
     assert sorted(found) == [
-        (1, 5, 6, 2, 0, US, US, "d", checksum(b"abc"), 0, ""),
-        (1, 5, 7, 0, 0, US, -1, "", -1, 0, ""),
+        (1, 5, 6, 2, 0, US, US, "d", checksum(b"abc"), b"", ""),
+        (1, 5, 7, 0, 0, US, -1, "", -1, b"", ""),
     ]
     read = Partitions(NAMES, {1: ((5, 7), (5, 7))})
     batches = store.batches("bronze", rows.column_names, "ledger_id BETWEEN 5 AND 5")
