@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from bridge.pulsar.wire.protobuf import fields, number, numbers_of, text
@@ -109,8 +109,7 @@ class WireError:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """A command of the broker: its kind and its fields."""
 
     kind: int

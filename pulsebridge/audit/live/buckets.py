@@ -43,6 +43,11 @@ def bucket_of(rows: pa.RecordBatch, count: int) -> Any:
     return (part.astype(np.int64) * 7919 + ledger * 31 + (entry >> _BLOCK)) % count
 
 
+def _starts(numbers: Any) -> list[int]:
+    """Return where a run of equal numbers begins."""
+    return list(np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))[: len(numbers)].tolist())
+
+
 class Buckets:
     """A folder with a file for each record and bucket. Write all rows, then ``read`` each bucket."""
 
@@ -55,11 +60,12 @@ class Buckets:
         """Add rows of ``SCHEMA``, with the columns of the position at least, to a record."""
         self.rows[record] = self.rows.get(record, 0) + rows.num_rows
         number = bucket_of(rows, COUNT)
-        if np.count_nonzero(np.diff(number)) > _PIECES:
+        starts = _starts(number)
+        if len(starts) > _PIECES:
             order = np.argsort(number, kind="stable")
             number, rows = number[order], rows.take(pa.array(order))
-        first = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
-        for start, end in pairwise([*first, len(number)]):
+            starts = _starts(number)
+        for start, end in pairwise([*starts, len(number)]):
             self._writer(record, int(number[start]), rows.schema).write_batch(rows.slice(start, end - start))
 
     def _writer(self, record: str, bucket: int, schema: pa.Schema) -> Any:

@@ -14,6 +14,7 @@ from struct import Struct, error
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import pyarrow as pa
 from google_crc32c import value as crc32c
 
 from bridge.contract import P_DEVICE, P_INGEST, P_REPLAYED, P_RETAINED, P_RULE, P_TOPIC, full_envelope
@@ -22,7 +23,7 @@ from bridge.pulsar.client import Message, key_of, properties_of
 from bridge.pulsar.wire.batches import head_of
 from bridge.pulsar.wire.entry_reader import RawEntry
 from bridge.pulsar.wire.protobuf import fields, number, read_varint, text
-from pulsebridge.audit.live.payloads import PADDING, Payloads, eights_of, hashes
+from pulsebridge.audit.live.payloads import PADDING, Payloads, eights_of, hashes, places_of
 
 __all__ = ["Columns", "Kind", "Messages", "Unread"]
 
@@ -33,7 +34,9 @@ _MOST: Final = 1 << 31
 """No batch has more messages."""
 _LAST_MS: Final = 253_402_300_799_999
 """The end of the year 9999. Tables have no later time."""
-_PUBLISHED, _COUNT, _EVENT = 3, 11, 12
+_COUNT: Final = 11
+_NUMBERS: Final = 3, _COUNT, 12
+"""Publish time, number of messages, event time."""
 _FOREIGN: Final = {8, 13, 20, 26}
 """Compression, keys of an encrypted message, marker, id of a chunked message."""
 
@@ -163,8 +166,7 @@ class Messages:
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")
         metadata = list(fields(data[at + 4 : end]))
         has = dict(metadata)
-        numbers = (value if isinstance(value := has.get(n, 0), int) else 0 for n in (_PUBLISHED, _COUNT, _EVENT))
-        published, count, event = numbers
+        published, count, event = [value if isinstance(value, int) else 0 for value in map(has.get, _NUMBERS)]
         if published * 1000 >= before_us:
             return None
         if not _FOREIGN.isdisjoint(has) and any(has.get(n) for n in _FOREIGN):
@@ -216,11 +218,13 @@ class Messages:
         """Return the kinds and which is that of each message, whose head is between these places. Raises _Misplaced."""
         if (cuts < begins).any():
             raise _Misplaced("a tail is longer than the metadata")
-        found, first, of = np.unique(hashes(joined, begins, cuts, _FACTOR), return_index=True, return_inverse=True)
-        kinds = list(map(self._known.get, found.tolist()))
+        encoded = pa.array(hashes(joined, begins, cuts, _FACTOR)).dictionary_encode()
+        found, of = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        kinds = list(map(self._known.get, found))
+        some = np.zeros(len(found), np.int64)  # a message of each kind
+        some[of] = np.arange(len(of))
         for n in [n for n, kind in enumerate(kinds) if kind is None]:
-            head = joined[begins[first[n]] : cuts[first[n]]]
-            kinds[n] = self._known[int(found[n])] = _kind(head)
+            kinds[n] = self._known[found[n]] = _kind(joined[begins[some[n]] : cuts[some[n]]])
         return cast("list[Kind]", kinds), of
 
 
@@ -229,8 +233,6 @@ _SIZE: Final = 24
 """The tag of the size of the payload."""
 _PROPERTY: Final = 10
 """The tag of a property, and of its name."""
-_NAMES: Final = 10 * _MESSAGES
-"""Places of a name: more of them would need too much memory."""
 _TAILS: Final = (*range(9, 24), *range(2, 9))
 """Sizes of tails, the usual ones first: with an event time."""
 _FACTOR: Final = randbits(64) | 1
@@ -272,17 +274,14 @@ def _guess(joined: bytes, starts: Any, count: Any) -> tuple[Any, Any]:
     """
     at = 6 + (joined[5] > 127)  # the size of a property has one byte or two
     name = joined[at : at + 2 + joined[at + 1]] if joined[4] == _PROPERTY else b""
-    if not name or joined.count(name) > _NAMES:
-        return _no_guess(joined, starts, count)
-    pieces = joined.split(name)[:-1]
-    names = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)) + len(name)) - len(name)
+    names = places_of(joined, name) if name else np.empty(0, np.int64)
     begins = names - np.where(np.frombuffer(joined, np.uint8)[names - 2] == _PROPERTY, 6, 7)
     begins = begins[begins >= 0]
-    of = np.searchsorted(starts, begins, "right") - 1
-    found = np.bincount(of, minlength=len(starts))
+    first = np.searchsorted(begins, starts)
+    found = np.diff(first, append=len(begins))
     right = (found == count) & (count > 0)
-    right[right] = begins[(np.cumsum(found) - found)[right]] == starts[right]
-    return begins[right[of]], right
+    right[right] = begins[first[right]] == starts[right]
+    return begins[np.repeat(right, found)], right
 
 
 def _no_guess(_joined: bytes, starts: Any, _count: Any) -> tuple[Any, Any]:

@@ -160,6 +160,8 @@ class _Joined:
 
 def _ids(numbers: Any, keys: Any) -> Any:
     """Return the index in ``numbers`` of each key, None if one is not there."""
+    if np.array_equal(keys, numbers):
+        return np.arange(len(keys))
     ids = np.cumsum(np.diff(keys, prepend=keys[:1]) != 0)  # right for all positions in order, as of most tables
     if not len(keys) or (ids[-1] < len(numbers) and np.array_equal(numbers[ids], keys)):
         return ids
@@ -177,13 +179,17 @@ def _keys(columns: Sequence[Any]) -> Any:
     """Return one integer for each row, in the order of the columns."""
     keys, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns if len(keys) else ():
-        low, values = int(column.min()), int(column.max()) - int(column.min()) + 1
+        low = int(column.min())
+        values = int(column.max()) - low + 1
         if values == 1:
             continue
         if size * values > _MOST:
             keys, column = (np.unique(one, return_inverse=True)[1] for one in (keys, column))
             low, size, values = 0, int(keys.max()) + 1, int(column.max()) + 1
-        keys, size = keys * values + (column - low), size * values
+        keys *= values
+        keys += column
+        keys -= low
+        size *= values
     return keys
 
 
@@ -224,6 +230,8 @@ def _differ(left: _Rows, right: _Rows, a: Any, b: Any, name: str, unknown: int) 
 
 def _wrong_device(left: _Rows, right: _Rows, a: Any, b: Any) -> Any:
     one, two = left.devices(a), right.devices(b)
+    if one.equals(two):  # nearly always, and much faster than to compare each
+        return np.zeros(len(one), bool)
     known = pc.and_(pc.not_equal(one, ""), pc.not_equal(two, ""))
     return pc.and_(known, pc.not_equal(one, two)).to_numpy().astype(bool)
 

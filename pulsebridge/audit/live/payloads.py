@@ -10,10 +10,16 @@ import numpy as np
 
 from pulsebridge.audit.live.sequence import NO_NUMBER
 
-__all__ = ["PADDING", "Payloads", "eights_of", "hashes"]
+__all__ = ["PADDING", "Payloads", "eights_of", "hashes", "places_of"]
 
-PADDING: Final = bytes(8)
-"""Must follow the pieces, because eight bytes are read from each place on."""
+_WINDOW: Final = 32
+"""Bytes that are read at once: that costs little more than to read eight."""
+PADDING: Final = bytes(_WINDOW)
+"""Must follow the pieces, because a window is read from each place on."""
+_PART: Final = 256 * 1024
+"""Bytes that are searched at once."""
+_PLACES: Final = 200_000
+"""More of them would need too much memory."""
 _CHECKSUM: Final = 0x9E37_79B9_7F4A_7C15
 """Factor of the checksums: the same in all processes."""
 _LONG: Final = 4096
@@ -28,24 +34,42 @@ def eights_of(data: bytes) -> Any:
     return np.ndarray(len(data) - 7, "<u8", data, strides=(1,))
 
 
+def places_of(data: bytes, text: bytes) -> Any:
+    """Return where a text of two bytes or more begins in ``data``; none if it is at too many places."""
+    end, each = len(data) - len(text) + 1, np.frombuffer(data, np.uint8)
+    texts, wanted = np.ndarray(max(0, end), f"V{len(text)}", data, strides=(1,)), np.frombuffer(text, np.uint8)
+    found, count = [np.empty(0, np.int64)], 0
+    for at in range(0, end, _PART):
+        some = each[at : min(at + _PART, end) + 1]
+        begins = np.flatnonzero((some[:-1] == wanted[0]) & (some[1:] == wanted[1])) + at
+        begins = begins[(texts[begins].view(np.uint8).reshape(-1, len(text)) == wanted).all(axis=1)]
+        found.append(begins)
+        if (count := count + len(begins)) > _PLACES:
+            return found[0]
+    return np.concatenate(found)
+
+
 def hashes(data: bytes, begins: Any, ends: Any, factor: int = _CHECKSUM) -> Any:
     """Return a hash of 64 bits of each piece between these places. ``data`` ends with ``PADDING``."""
-    eights, multiply = eights_of(data), np.uint64(factor)
+    windows = np.ndarray(len(data) - _WINDOW + 1, f"V{_WINDOW}", data, strides=(1,))
     order = np.argsort(begins - ends, kind="stable")  # the largest first: those that have a byte at a place come first
-    begins, sizes = begins[order], (ends - begins)[order]
-    last, excess = begins + np.maximum(sizes - 8, 0), (np.maximum(8 - sizes, 0) * 8).astype(np.uint64)
-    found = sizes.astype(np.uint64) * multiply
-    for n in range(0, min(int(sizes.max(initial=0)), _LONG), 8):
-        more = slice(np.searchsorted(-sizes, -n))
-        eight = eights[np.minimum(begins[more] + n, last[more])]
-        one = (found[more] ^ (eight if n else eight << excess[more])) * multiply
-        found[more] = one ^ one >> np.uint64(32)
-    for n in range(np.searchsorted(-sizes, -_LONG)):
-        piece = data[begins[n] : begins[n] + sizes[n]]
+    begins, negative = begins[order], (begins - ends)[order]
+    found, multiply = (-negative).astype(np.uint64) * np.uint64(factor), np.uint64(factor)
+    excess = (negative % 8 * 8).astype(np.uint64)
+    for at in range(0, min(-int(negative.min(initial=0)), _LONG), 8):
+        more, whole = np.searchsorted(negative, (-at, -at - 7))  # pieces with one byte there, with eight
+        if at % _WINDOW == 0:
+            window = windows[begins[:more] + at].view("<u8").reshape(more, -1)
+        eight = window[:more, at % _WINDOW // 8]
+        eight[whole:] <<= excess[whole:more]
+        one = (found[:more] ^ eight) * multiply
+        found[:more] = one ^ one >> np.uint64(32)
+    for n in range(np.searchsorted(negative, -_LONG)):
+        piece = data[begins[n] : begins[n] - negative[n]]
         found[n] = int.from_bytes(blake2b(piece, digest_size=8).digest(), "little")
-    whole = np.empty_like(found)
-    whole[order] = found
-    return whole
+    unsorted = np.empty_like(found)
+    unsorted[order] = found
+    return unsorted
 
 
 class Payloads:
@@ -94,8 +118,7 @@ class Payloads:
         """
         packed, begins, ends = self._packed
         data = np.frombuffer(packed, np.uint8)
-        pieces = packed.split(name)[:-1]
-        names = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)) + len(name)) - len(name)
+        names = places_of(packed, name)
         braces, escapes = (np.flatnonzero(data == ord(some)) for some in "{\\")
         of_first, count = _within(names, begins, ends)
         flat = (count == 1) & (_within(braces, begins, ends)[1] == 1) & (data[begins] == ord("{"))
@@ -119,5 +142,7 @@ class Payloads:
 
 def _within(places: Any, begins: Any, ends: Any) -> tuple[Any, Any]:
     """Return by piece the index of the first place in it, and how many are in it. ``places`` are in order."""
+    if len(places) == len(begins) and ((places >= begins) & (places < ends)).all():  # nearly always one in each
+        return np.arange(len(places)), np.ones(len(places), np.int64)
     first = np.searchsorted(places, begins)
     return first, np.searchsorted(places, ends) - first

@@ -38,6 +38,7 @@ class Partitions:
 
     def audited(self, part: Any, ledger: Any, entry: Any) -> Any:
         """Return whether Pulsar was read around each of these positions."""
+        part = part[:1] if (part == part[:1]).all() else part  # nearly always of one
         first, first_entry, last, last_entry = (one[part] for one in self._ranges)
         after = (ledger > first) | ((ledger == first) & (entry >= first_entry))
         return after & ((ledger < last) | ((ledger == last) & (entry <= last_entry)))
@@ -84,13 +85,12 @@ def _positions(found: pa.RecordBatch, partitions: Partitions) -> list[Any]:
 
 def _parts(topic: Any, numbers: Any, partitions: Partitions) -> Any:
     """Return the number of each row's partition; rows follow each other mostly in one."""
-    runs = pc.run_end_encode(topic.cast(pa.string()))
-    names, ends = runs.values.to_pylist(), runs.run_ends.to_numpy()
-    first = np.union1d([0, *ends[:-1]], np.flatnonzero(np.diff(numbers)) + 1)[: len(topic)]
-    texts = (names[n] for n in np.searchsorted(ends, first, "right").tolist())
+    topic = topic.cast(pa.string())
+    other = pc.fill_null(pc.not_equal(topic[1:], topic[:-1]), True).to_numpy(zero_copy_only=False)
+    first = np.flatnonzero(np.append(True, other | (np.diff(numbers) != 0)))[: len(topic)]
     known = [
         -1 if text is None else partitions.number(text, number)
-        for text, number in zip(texts, numbers[first].tolist(), strict=True)
+        for text, number in zip((topic[n].as_py() for n in first.tolist()), numbers[first].tolist(), strict=True)
     ]
     return np.repeat(np.array(known, np.int32), np.diff(first, append=len(topic)))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bridge.settings.rules import TopicRule
 from pulsebridge.audit.live.entries import Kind
 from pulsebridge.audit.live.log import NumberFields
+from pulsebridge.audit.live.payloads import places_of
 from pulsebridge.audit.live.sequence import NO_NUMBER
 from tests.support.payloads import checksum, payloads_of
 
@@ -30,6 +31,22 @@ def test_every_byte_of_a_payload_counts_in_its_checksum() -> None:
         changed = [bytes(n) + b"\1" + bytes(size - n - 1) for n in range(size)]
         each = [bytes(size), bytes(size + 1), bytes(size - 1), *changed]
         assert len(set(payloads_of(each).checksums().tolist())) == len(each)
+
+
+@given(
+    st.lists(st.sampled_from([b"ab", b"a", b"abc", b"b", bytes(3)])), st.sampled_from([b"ab", b"abc", b"aa", bytes(2)])
+)
+def test_a_text_is_found_wherever_it_is(pieces: list[bytes], text: bytes) -> None:
+    data = b"".join(pieces)
+    wanted = [n for n in range(len(data)) if data.startswith(text, n)]
+    before = bytes([7]) * (256 * 1024 - len(data) // 2)  # the middle is where the second part begins
+    assert places_of(data, text).tolist() == wanted
+    assert places_of(before + data, text).tolist() == [len(before) + n for n in wanted]
+
+
+def test_a_text_at_too_many_places_is_not_looked_up() -> None:
+    assert len(places_of(b"ab" * 200_000, b"ab")) == 200_000
+    assert len(places_of(b"ab" * 200_001, b"ab")) == 0
 
 
 TEXT = st.text('n"\\{}:,1 ä', max_size=4)

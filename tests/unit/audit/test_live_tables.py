@@ -97,6 +97,7 @@ def test_buckets_give_back_each_row_once_and_the_same_position_in_the_same_bucke
     rows = rows_of(typed(*[(TOPIC, n % 2, n % 3, n * 700, 0, 0) for n in range(500)]), PARTS)
     buckets.write("a", rows)
     buckets.write("b", rows.slice(0, 250))
+    buckets.write("b", rows.slice(0, 0))
     buckets.write("b", rows.slice(250))
     buckets.close()
     read = {name: [buckets.read(name, n).to_pylist() for n in range(COUNT)] for name in "ab"}
