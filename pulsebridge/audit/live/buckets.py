@@ -26,7 +26,7 @@ SCHEMA: Final = pa.schema(
         ("ledger", pa.int64()),
         ("entry", pa.int64()),
         ("index", pa.int32()),
-        ("element", pa.int64()),  # row within the message
+        ("element", pa.int32()),  # row within the message
         ("us", pa.int64()),  # publish time (Pulsar), stored_at (bronze), else 0
         ("arrival", pa.int64()),  # time at ingest, µs since the epoch, -1 if unknown
         ("device", pa.string()),  # empty if unknown

@@ -29,7 +29,7 @@ __all__ = ["OnSpark"]
 
 _BUCKETS: Final = 4096
 _ROWS: Final = (
-    "part int, ledger bigint, entry bigint, index int, element bigint, us bigint, arrival bigint, device string, "
+    "part int, ledger bigint, entry bigint, index int, element int, us bigint, arrival bigint, device string, "
     "crc bigint, due binary, target string, bucket int"
 )
 """``SCHEMA`` and the bucket, -1 for a row with what ``Sequences`` found, as JSON in ``target``."""

@@ -57,7 +57,7 @@ def rows_of(
         "part": lambda: part,
         "ledger": lambda: ledger,
         "entry": lambda: entry,
-        "index": lambda: np.maximum(index, 0).astype(np.int32),
+        "index": lambda: np.maximum(index.to_numpy(), 0),
         "element": lambda: element,
         "us": lambda: _micros(columns.get("stored_at"), size, 0),
         "arrival": lambda: _micros(columns.get("arrival_time"), size, -1),
@@ -66,9 +66,9 @@ def rows_of(
         "due": lambda: pa.repeat(pa.scalar(b"", pa.binary()), size),
         "target": lambda: _text(columns.get(label), size),
     }
-    fields = [SCHEMA.field(name) for name in wanted]
-    rows = pa.RecordBatch.from_arrays([pa.array(values[f.name](), f.type) for f in fields], schema=pa.schema(fields))
-    audited = partitions.audited(part, ledger, entry)
+    arrays = [pa.array(values[name](), SCHEMA.field(name).type) for name in wanted]
+    rows = pa.RecordBatch.from_arrays(arrays, names=list(wanted))
+    audited = partitions.audited(part, ledger.to_numpy(), entry.to_numpy())
     # pyarrow cannot filter views, as deltalake has them, so the rows that were converted are filtered.
     return rows if audited.all() else rows.filter(pa.array(audited))
 
@@ -76,27 +76,27 @@ def rows_of(
 def _positions(found: pa.RecordBatch, partitions: Partitions) -> list[Any]:
     """Return the number of the partition, -1 for another one, ledger, entry, index and element of each row."""
     if "_position" in found.schema.names:
-        at = [pc.struct_field(found.column("_position"), name) for name in _TYPED]
+        position = found.column("_position")
+        named = dict(zip((field.name for field in position.type), position.flatten(), strict=True))
+        at = [named[name] for name in _TYPED]
     else:
-        at = [*(found.column(name) for name in _BRONZE), pa.array(np.zeros(found.num_rows, np.int64))]
-    part = _parts(at[0], _numbers(at[1], pa.int32()), partitions)
-    return [part, *(_numbers(one, pa.int64()) for one in at[2:])]
+        at = [*(found.column(name) for name in _BRONZE), pa.array(np.zeros(found.num_rows, np.int32))]
+    numbers = [_filled(one.cast(of), 0) for one, of in zip(at[1:], SCHEMA.types, strict=False)]
+    return [_parts(at[0], numbers[0].to_numpy(), partitions), *numbers[1:]]
 
 
 def _parts(topic: Any, numbers: Any, partitions: Partitions) -> Any:
     """Return the number of each row's partition; rows follow each other mostly in one."""
     topic = topic.cast(pa.string())
-    other = pc.fill_null(pc.not_equal(topic[1:], topic[:-1]), True).to_numpy(zero_copy_only=False)
-    first = np.flatnonzero(np.append(True, other | (np.diff(numbers) != 0)))[: len(topic)]
+    changes = np.diff(numbers) != 0
+    if not topic[1:].equals(topic[:-1]):  # mostly they are equal, and that costs less to find out
+        changes |= pc.fill_null(pc.not_equal(topic[1:], topic[:-1]), True).to_numpy(zero_copy_only=False)
+    first = np.append(0, np.flatnonzero(changes) + 1)[: len(topic)]
     known = [
         -1 if text is None else partitions.number(text, number)
         for text, number in zip((topic[n].as_py() for n in first.tolist()), numbers[first].tolist(), strict=True)
     ]
     return np.repeat(np.array(known, np.int32), np.diff(first, append=len(topic)))
-
-
-def _numbers(column: Any, of: Any, unknown: int = 0) -> Any:
-    return _filled(column.cast(of), unknown).to_numpy(zero_copy_only=False)
 
 
 def _filled(column: Any, unknown: Any) -> Any:
