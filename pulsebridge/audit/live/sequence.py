@@ -51,7 +51,7 @@ class Sequences:
             self._last = np.concatenate((self._last, np.full(more, NO_NUMBER)))
             self._recent = np.concatenate((self._recent, np.full((more, RECENT), NO_NUMBER)))
             self._crcs = np.concatenate((self._crcs, np.zeros((more, RECENT), np.int64)))
-        order = np.argsort(rows, kind="stable")
+        order = np.argsort(rows.astype(np.min_scalar_type(len(self._rows))), kind="stable")  # small numbers: by radix
         rows, sorted_ = rows[order], numbers[order]
         first = np.flatnonzero(np.diff(rows, prepend=-1))
         # Nearly always each number of a device is the last one plus one.
