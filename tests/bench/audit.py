@@ -26,7 +26,7 @@ import pyarrow as pa
 import yaml
 from pyarrow import parquet
 
-from bridge.contract import P_INGEST, P_TOPIC, encode_ingest
+from bridge.contract import P_INGEST, P_TOPIC, encode_ingest, partition_name
 from bridge.pulsar.admin import PulsarAdmin
 from bridge.pulsar.client import PulsarClient
 from pulsebridge.audit.live.findings import when
@@ -72,7 +72,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             assert clean["clean"], clean["findings"]
             assert clean["read"]["Pulsar"] > MESSAGES
         clean = min(audits, key=itemgetter("cpu"))
-        client = min(_cpu_of_client(world) for _ in range(TIMES))
+        client, entries = min(_cpu_of_client(world) for _ in range(TIMES)), _entries(world)
         start = min((_audit(world, config, before_us) for _ in range(TIMES)), key=itemgetter("cpu"))
         for change in CHANGES:
             change.do(world)
@@ -89,6 +89,7 @@ def measure() -> tuple[list[Figure], list[str]]:
             "audit.cpu", (clean["cpu"] - start["cpu"]) / MESSAGES * 1e6, "µs", "5 µs a message, without the start", 5
         ),
         Figure("audit.client", client / MESSAGES * 1e6, "µs"),
+        Figure("audit.batch", MESSAGES / entries, "messages"),
         Figure("audit.memory", found["bytes"], "bytes"),
     ], []
 
@@ -102,6 +103,13 @@ def _cpu_of_client(world: World) -> float:
                 assert message.data()
                 assert message.properties()
     return time.process_time() - begun
+
+
+def _entries(world: World) -> int:
+    """Return in how many entries the messages are."""
+    with PulsarAdmin(world.settings.pulsar, timeout_s=30) as admin:
+        names = (partition_name(world.settings.pulsar.readings_topic("bulk"), n) for n in range(PARTITIONS))
+        return sum(int(admin.internal_stats(name)["entriesAddedCounter"]) for name in names)
 
 
 def _audit(world: World, config: Path, until_us: int = 0) -> dict[str, Any]:
